@@ -9,3 +9,5 @@ JsonObject: TypeAlias = dict[str, Any]
 """A JSON object. Its reader knows the types of its values from the data's format, or checks them."""
 JsonMapping: TypeAlias = Mapping[str, Any]
 """A JSON object that its reader does not change."""
+JsonSchema: TypeAlias = JsonObject
+"""A JSON schema, as the gateway's OpenAPI document is made of them."""

@@ -12,10 +12,7 @@ from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.remote import start_host
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.holding.loaded_bundles import check_gateway
-from marl_ray.serving.scaling import GATEWAY_ONGOING, scaling
-
-MAX_ONGOING_REQUESTS = 2_000
-"""Serve's default of 5 per replica would leave nothing to batch."""
+from marl_ray.serving.scaling import GATEWAY_ONGOING, MAX_ONGOING_REQUESTS, scaling
 
 
 class GatewayReplica:

@@ -32,7 +32,7 @@ from marl_ray.serving.http.protocol import (
     send_stream,
 )
 from marl_ray.serving.http.route import Route
-from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.service import Service
 
 LOADING_S = 600.0
@@ -85,7 +85,7 @@ class Gateway:
         start = time.perf_counter()
         # Metrics are labelled by route, because clients choose paths and could create any number of labels.
         endpoint = "other"
-        problem: Callable[[RequestError], bytes] = RequestError.body
+        error_body: Callable[[RequestError], bytes] = RequestError.body
         response: Response | Stream
         seconds = math.inf
         try:
@@ -94,7 +94,7 @@ class Gateway:
             )
             if preflight_answer is None:
                 route, request.path_params = find_route(request.path, scope["method"])
-                endpoint, problem = route.template, route.problem
+                endpoint, error_body = route.template, route.error_body
                 seconds = self._deadline(route, request)
                 response = await self._deadlines.run(route.handler(self.service, request), seconds)
             else:
@@ -102,16 +102,16 @@ class Gateway:
         except ClientDisconnectedError:
             return
         except TimeoutError:
-            response = Response(problem(RequestError(504, None, f"no answer within {seconds:g} s")), 504)
+            response = Response(error_body(RequestError(504, None, f"no answer within {seconds:g} s")), 504)
         except RequestError as error:
-            response = Response(problem(error), error.status, headers=error.headers)
+            response = Response(error_body(error), error.status, headers=error.headers)
         except StoreError as error:
             _log.error("%s", error)
-            response = Response(problem(RequestError(503, None, str(error))), 503)
+            response = Response(error_body(RequestError(503, None, str(error))), 503)
         # A defect of ours: the log has the details, the client gets none.
         except Exception:
             _log.exception("request %s to %s failed", request.id, endpoint)
-            response = Response(problem(RequestError(500, None, "internal error")), 500)
+            response = Response(error_body(RequestError(500, None, "internal error")), 500)
         headers: Headers = ((b"x-request-id", request.id.encode()),)
         if self.config.cors:
             headers += allow_origin_headers(self.config.cors, request)

@@ -3,6 +3,8 @@
 from marl_ray.config.serving.arms import Replicas
 from marl_ray.json_types import JsonObject
 
+MAX_ONGOING_REQUESTS = 2_000
+"""Maximum number of requests under way in a replica; callers queue more. Serve's default of 5 leaves nothing to batch."""
 GATEWAY_ONGOING = 16.0
 """Target of requests under way per gateway replica: enough to share forward passes well, far below a replica's limit."""
 ARM_ONGOING = 1.5

@@ -43,7 +43,7 @@ STORE_THREADS = 4
 """Number of threads, and so of requests that wait for the database at once."""
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 """Value of the circuit metric for each state."""
-SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens", "log_prob", "served_log_prob")
+SHADOW_METRICS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens", "log_prob", "served_log_prob")
 """Fields of `ShadowTotals` that are metrics."""
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Service:
             for arm in router.arms:
                 metrics.circuit.labels(name, arm).set(CIRCUIT_VALUES[router.circuits[arm].state])
             for arm, totals in list(router.shadows.totals.items()):
-                for count in SHADOW_COUNTS:
+                for count in SHADOW_METRICS:
                     metrics.shadows.labels(name, arm, count).set(getattr(totals, count))
 
     def read_metrics(self) -> list[Metric]:

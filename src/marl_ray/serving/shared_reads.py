@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
 
 T = TypeVar("T")
 
@@ -24,8 +24,6 @@ MAX_PAUSE_S = 1.0
 """Maximum seconds that a read pauses."""
 MAX_WAITING = 64
 """Maximum number of different reads that wait for a thread; more are refused with 503."""
-RETRY_AFTER_S = 1.0
-"""Seconds after which a refused client may ask again."""
 
 
 class SharedReads:

@@ -28,7 +28,7 @@ WARM_MODULES = (
 )  # fmt: skip
 """Modules that programs often import: each server loads them once, before it forks. Each costs every run a little."""
 WAIT_S = 600.0
-"""Seconds to wait for a free worker."""
+"""Seconds to wait for a free worker: longer than any queue of runs within their limits should last."""
 _RESULT_BYTES = 1 << 20
 """Number of bytes that are kept of what the official harness reports."""
 JobResult = TypeVar("JobResult")
@@ -172,7 +172,7 @@ class Pool:
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
         """Run a program in openai/human-eval's harness, and return its result.
 
-        That is "passed", "timed out" or "failed: " with the error.
+        The result is "passed", "timed out" or "failed: " with the error.
 
         The harness' timeout is `cpu_s`, on a clock that stops while the program waits for a core; the run ends after
         `wall_s` in any case. A program can forge the result, as it can in the official harness.

@@ -37,7 +37,8 @@ def fork() -> int:
     """Fork a process of one thread by the C library alone, and return as `os.fork` does.
 
     The hooks of `os.fork` cost a child a tenth of a short run. They renew locks that other threads might hold, which
-    a process of one thread does not need, and reseed `random`, which the caller does.
+    a process of one thread does not need, and reseed `random`, which the caller does. Raises
+    OSError if the kernel refuses.
     """
     pid = int(_python.fork())
     if pid < 0:
@@ -52,7 +53,7 @@ def _check_result(result: int, call: str) -> None:
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
-    """Call prctl(2); OSError if the kernel refuses."""
+    """Call prctl(2). Raises OSError if the kernel refuses."""
     _check_result(_libc.prctl(option, value, pointer, 0, 0), "prctl")
 
 
@@ -69,7 +70,7 @@ def drop_capabilities() -> None:
 
 
 def unshare(flags: int) -> None:
-    """Call unshare(2) with these CLONE_ flags; OSError if the kernel refuses."""
+    """Call unshare(2) with these CLONE_ flags. Raises OSError if the kernel refuses."""
     _check_result(_libc.unshare(flags), "unshare")
 
 

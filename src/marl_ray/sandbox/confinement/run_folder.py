@@ -12,7 +12,7 @@ REMOVE_S = 2.0
 MAX_FOLDER_BYTES = 256 << 20
 """Maximum size of a run's folder: four files of the largest size that `Limits` allows by default."""
 MAX_FOLDER_ENTRIES = 4096
-"""Maximum number of files and folders in a run's folder."""
+"""Maximum number of files and folders in a run's folder, which must be removed before the next run."""
 
 
 class MountedFolder:

@@ -247,7 +247,7 @@ def decide(
 def _verdict_of(body: Callable[[], None]) -> tuple[str, str]:
     """Return verdict and message of the tests, which `body` runs.
 
-    They do not count if an event has decided the candidate's verdict.
+    The tests do not count if an event has decided the candidate's verdict.
     """
     try:
         body()

@@ -3,10 +3,8 @@
 import itertools
 import secrets
 
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
 
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client of a busy arm is asked to try again."""
 _numbers = itertools.count(secrets.randbits(62))
 
 

@@ -150,7 +150,7 @@ class Reply(Protocol):
 class TextArm(Protocol):
     """An arm of language models.
 
-    It is in this process (`TextBatcher`), in its own deployment (`RemoteTextArm`), or external (`ExternalArm`).
+    Such an arm is in this process (`TextBatcher`), in its own deployment (`RemoteTextArm`), or external (`ExternalArm`).
     """
 
     @property
@@ -185,7 +185,7 @@ class ScoringArm(TextArm, Protocol):
 class Arm(Protocol):
     """An arm of actor-critics.
 
-    It is in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`).
+    Such an arm is in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`).
     """
 
     bundle: Bundle

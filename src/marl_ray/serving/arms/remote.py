@@ -28,12 +28,10 @@ from marl_ray.serving.arms.call_batching import CallBatcher, cached_handle
 from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, TextArm, is_text
-from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
+from marl_ray.serving.scaling import ARM_ONGOING, MAX_ONGOING_REQUESTS, TEXT_SHARE, scaling
 
 START_S = 300.0
-"""Seconds that an arm's deployment may take to start."""
-MAX_ONGOING_REQUESTS = 2_000
-"""Maximum number of requests that a replica answers at once; callers queue more."""
+"""Seconds that an arm's deployment may take to start: a node may have to come up, and weights be fetched."""
 _POLL_S = 0.25
 """Seconds between looks at an arm's deployment that starts."""
 

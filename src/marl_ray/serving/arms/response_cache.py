@@ -46,7 +46,7 @@ class ResponseCache(Protocol):
 
 
 def make_cache(config: CacheConfig | None) -> ResponseCache | None:
-    """Return the cache that the config asks for, if any.
+    """Return the cache that the config asks for; None if it asks for none.
 
     Raises MarlRayError where Redis is asked for and its package is missing.
     """

@@ -17,7 +17,7 @@ GATEWAY_VARIABLE = "MARL_RAY_GATEWAY"
 REQUEST_S = 30.0
 """Seconds that one request to the gateway may take."""
 WATCH_S = 2.0
-"""Seconds between requests of a watched experiment."""
+"""Seconds between requests of a watched experiment, which a person reads."""
 
 
 def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:

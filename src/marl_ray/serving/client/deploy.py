@@ -41,15 +41,15 @@ def deploy(
     deadline = time.monotonic() + timeout_s
     data = read_serve_config(config)
     client = _connect(dashboard_url)
-    _check_http_options(data, _details(client))
+    _check_http_options(data, _read_details(client))
     _submit(client, data, dashboard_url, deadline)
     names = [application.get("name", "default") for application in data["applications"]]
     while True:
-        details = _details(client)
+        details = _read_details(client)
         states = {name: details["applications"].get(name, {"status": "MISSING", "message": ""}) for name in names}
         for name, state in states.items():
             if state["status"] in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise MarlRayError(f"application {name!r} is {state['status']}: {_reason(_messages(state))}")
+                raise MarlRayError(f"application {name!r} is {state['status']}: {_find_reason(_join_messages(state))}")
         http = details["http_options"]
         proxies = {proxy["status"] for proxy in details["proxies"].values()} or {"MISSING"}
         proxies_ready = proxies == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
@@ -59,7 +59,7 @@ def deploy(
                 {name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names}
             )
         if time.monotonic() > deadline:
-            waiting = [f"{name!r} is {state['status']}{_progress(state)}" for name, state in states.items()]
+            waiting = [f"{name!r} is {state['status']}{_describe_progress(state)}" for name, state in states.items()]
             if not proxies_ready:  # Serve tries again for ever, and its reason is in the node's log alone
                 waiting.append(f"the HTTP proxy is {'/'.join(sorted(proxies))} (is port {http['port']} taken?)")
             raise MarlRayError(f"after {timeout_s:g} s not everything runs: {', '.join(waiting)}")
@@ -79,7 +79,7 @@ def _submit(client: "ServeSubmissionClient", data: JsonObject, dashboard_url: st
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
             may_retry = isinstance(error, OSError) or "status code 5" in str(error)
             if not may_retry or time.monotonic() > deadline:
-                reason = _reason(str(error)) or type(error).__name__
+                reason = _find_reason(str(error)) or type(error).__name__
                 raise MarlRayError(f"{dashboard_url}: Serve refuses the config: {reason}") from error
         time.sleep(RESUBMIT_S)
 
@@ -103,22 +103,22 @@ def _connect(dashboard_url: str) -> "ServeSubmissionClient":
     return dashboard_client(ServeSubmissionClient, dashboard_url, REQUEST_S)
 
 
-def _details(client: "ServeSubmissionClient") -> JsonObject:
+def _read_details(client: "ServeSubmissionClient") -> JsonObject:
     try:
         details: JsonObject = client.get_serve_details()
     except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"the dashboard does not tell the state of Serve: {_reason(str(error))}") from error
+        raise MarlRayError(f"the dashboard does not tell the state of Serve: {_find_reason(str(error))}") from error
     return details
 
 
-def _messages(state: JsonMapping) -> str:
+def _join_messages(state: JsonMapping) -> str:
     deployments = state.get("deployments", {}).values()
     return "\n".join(
         [str(state.get("message", "")), *(str(deployment.get("message", "")) for deployment in deployments)]
     )
 
 
-def _progress(state: JsonMapping) -> str:
+def _describe_progress(state: JsonMapping) -> str:
     """Return how many of an application's replicas run, in brackets, with what Serve says of the others.
 
     The text is empty if there are none.
@@ -126,11 +126,11 @@ def _progress(state: JsonMapping) -> str:
     replicas = [r["state"] for d in state.get("deployments", {}).values() for r in d["replicas"]]
     if not replicas:
         return ""
-    message = " ".join(_messages(state).split())
+    message = " ".join(_join_messages(state).split())
     return f" ({replicas.count('RUNNING')} of {len(replicas)} replicas run{': ' + message if message else ''})"
 
 
-def _reason(text: str) -> str:
+def _find_reason(text: str) -> str:
     """Return the line of a traceback that names the cause.
 
     It is our own error's if there is one, else the last line. In a chain of errors the outermost error stands last.

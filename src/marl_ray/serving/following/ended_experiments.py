@@ -36,7 +36,7 @@ class EndedExperiments:
             return dict(self._ended)
 
     def names(self) -> list[str]:
-        """Return the experiments whose end is not forgotten."""
+        """Return the names of the experiments whose end is not forgotten."""
         with self._lock:
             return list(self._ended)
 

@@ -54,17 +54,17 @@ class EvidenceRound:
 
         The evidence is that of open experiments, and of ended ones that may have new outcomes.
         """
-        problem: StoreError | None = None
+        failure: StoreError | None = None
         try:
             self._unit_reports.write()
         except StoreError as error:  # such as a full disk, which must not prevent rollbacks
-            problem = error
+            failure = error
         for router in self._experiments_to_judge(time.monotonic()):
             self._judge(router)
         for name in self._ended.names():
             self._record_shadows(name)
-        if problem is not None:
-            raise problem
+        if failure is not None:
+            raise failure
 
     def _experiments_to_judge(self, now: float) -> list[Router]:
         routers = self._live_experiments.endpoints.routers

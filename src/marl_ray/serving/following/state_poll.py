@@ -30,7 +30,7 @@ class StatePoll:
     ):
         """Change `live_experiments`, and let `arms` hold what the states need.
 
-        `ended` is told which experiments end, and `webhook` is poked when there is news.
+        `ended` is told which experiments end, and `webhook` is woken when there is news.
         """
         self._live_experiments, self._arms, self._ended, self._webhook = live_experiments, arms, ended, webhook
         self._polling = threading.Lock()

@@ -45,7 +45,7 @@ class StoreFollower:
         unit_reports: UnitReports,
         webhook: Webhook | None,
     ):
-        """Follow the store: change `live_experiments`, and poke `webhook` when there is news."""
+        """Follow the store: change `live_experiments`, and wake `webhook` when there is news."""
         self.ended = EndedExperiments()
         self.arms = ArmHolder(live_experiments)
         self.evidence = EvidenceRound(stores, live_experiments, unit_reports, self.arms, self.ended)

@@ -9,7 +9,7 @@ import torch
 from marl_ray import __version__
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.arms.protocol import AnyBundle
-from marl_ray.serving.handlers.experiments import run_change
+from marl_ray.serving.handlers.experiment_actions import run_change
 from marl_ray.serving.handlers.openai.models import models_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
@@ -19,7 +19,7 @@ from marl_ray.serving.service import Service
 async def endpoints(service: Service, request: Request) -> Response:
     """Answer `GET /v1/endpoints`: the names that clients act on, and what is behind each.
 
-    That is its experiments, and what serves it in production.
+    Behind an endpoint are its experiments, and what serves it in production.
     """
     await service.admission.admit_reader(request)
 
@@ -101,7 +101,7 @@ async def readiness(service: Service, request: Request) -> Response:
     does an experiment that was just created at another replica and still loads: otherwise all replicas would become
     unready at once.
     """
-    arms, routers = service.follower.arms.load_states(), service.endpoints.routers
+    arms, routers = service.follower.arms.arm_states(), service.endpoints.routers
     not_loaded = [
         f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"
     ]

@@ -90,10 +90,10 @@ async def outcomes(service: Service, request: Request) -> Response:
         await _record(service, key, [read_part for read_part in read_parts if isinstance(read_part, _ReadReport)])
     )
     answers = [next(recorded) if isinstance(read_part, _ReadReport) else read_part for read_part in read_parts]
-    return Response(orjson.dumps({"answers": [_part_answer(answer) for answer in answers]}))
+    return Response(orjson.dumps({"answers": [_format_answer(answer) for answer in answers]}))
 
 
-def _part_answer(answer: OutcomeResult) -> dict[str, object]:
+def _format_answer(answer: OutcomeResult) -> dict[str, object]:
     if isinstance(answer, RequestError):
         return {"status": answer.status, **orjson.loads(answer.body())}
     return answer
@@ -121,7 +121,7 @@ def _read_report(service: Service, request: Request, data: JsonMapping) -> _Read
 
 
 def _read_moment(moment: Any) -> float | None:
-    """Return the seconds since 1970 of a request's `at`, or RequestError."""
+    """Return the seconds since 1970 of a request's `at`; None without one. Raises RequestError 400."""
     if moment is None:
         return None
     expected = "expected seconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"
@@ -154,7 +154,7 @@ async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) 
         repeated_results = await service.in_thread(_store_reports, service, actor, [reports[k] for k in unknown])
         for k, result in zip(unknown, repeated_results, strict=True):
             results[k] = result
-    return [_answer_of(report, result) for report, result in zip(reports, results, strict=True)]
+    return [_describe_result(report, result) for report, result in zip(reports, results, strict=True)]
 
 
 def _store_reports(
@@ -201,7 +201,7 @@ def _report(router: Router, reported: _ReadReport) -> Report:
     return Report(reported.session, reported.values, reported.at, measured)
 
 
-def _answer_of(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlRayError) -> OutcomeResult:
+def _describe_result(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlRayError) -> OutcomeResult:
     if isinstance(result, UnknownUnitError):
         return RequestError(
             404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.name!r}"

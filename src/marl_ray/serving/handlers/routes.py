@@ -14,7 +14,7 @@ from marl_ray.serving.handlers.open_inference import models as open_inference_mo
 from marl_ray.serving.handlers.openai import chat
 from marl_ray.serving.handlers.openai import completions as openai_completions
 from marl_ray.serving.handlers.openai import models as openai_models
-from marl_ray.serving.handlers.openai.fields import problem
+from marl_ray.serving.handlers.openai.fields import error_body
 from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.texts import generate
 from marl_ray.serving.http.protocol import Request, RequestError, Response
@@ -41,8 +41,8 @@ ROUTES = (
     Route("POST", "/batch", act.batch, "batch"),
     Route("POST", "/v1/assign", assign.assign, "assign"),
     Route("POST", "/generate", generate.generate, "generate"),
-    Route("POST", "/v1/chat/completions", chat.completions, "completions", problem=chat.chat_problem),
-    Route("POST", "/v1/completions", openai_completions.text_completions, "text_completions", problem=problem),
+    Route("POST", "/v1/chat/completions", chat.completions, "completions", error_body=chat.chat_error_body),
+    Route("POST", "/v1/completions", openai_completions.text_completions, "text_completions", error_body=error_body),
     Route("POST", "/v1/outcomes", outcomes.outcome, "outcome"),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes, "outcomes"),
     Route("GET", "/v1/endpoints", operations.endpoints, "endpoints"),
@@ -56,39 +56,39 @@ ROUTES = (
         for action in Action
     ),
     Route("GET", "/v1/models", operations.models, "models"),
-    Route("GET", "/v1/models/{name}", openai_models.model, "model", problem=problem),
-    Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", problem=problem),
+    Route("GET", "/v1/models/{name}", openai_models.model, "model", error_body=error_body),
+    Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", error_body=error_body),
     Route("POST", "/models/{version}/load", operations.load, "load", loads=True),
-    Route("GET", "/v2", open_inference_models.server, "server", problem=open_inference_models.problem),
+    Route("GET", "/v2", open_inference_models.server, "server", error_body=open_inference_models.error_body),
     Route(
         "GET",
         "/v2/health/live",
         open_inference_models.server_live,
         "server_live",
-        problem=open_inference_models.problem,
+        error_body=open_inference_models.error_body,
     ),
     Route(
         "GET",
         "/v2/health/ready",
         open_inference_models.server_ready,
         "server_ready",
-        problem=open_inference_models.problem,
+        error_body=open_inference_models.error_body,
     ),
     Route(
         "GET",
         "/v2/models/{name}",
         open_inference_models.model_metadata,
         "model_metadata",
-        problem=open_inference_models.problem,
+        error_body=open_inference_models.error_body,
     ),
     Route(
         "GET",
         "/v2/models/{name}/ready",
         open_inference_models.model_ready,
         "model_ready",
-        problem=open_inference_models.problem,
+        error_body=open_inference_models.error_body,
     ),
-    Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", problem=open_inference_models.problem),
+    Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", error_body=open_inference_models.error_body),
     Route("GET", "/health", operations.health, "health"),
     Route("GET", "/ready", operations.readiness, "ready"),
     Route("GET", "/metrics", operations.metrics, "metrics"),

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 
 from marl_ray.experiments.lifecycle import RETREATS, Action
-from marl_ray.serving.handlers.experiments import apply_change, describe_experiment, experiment_rows, read_curves
+from marl_ray.serving.handlers.experiment_actions import apply_change, describe_experiment, experiment_rows, read_curves
 from marl_ray.serving.http.protocol import HTML, Request, RequestError, Response
 from marl_ray.serving.pages import render
 from marl_ray.serving.routing.router import Router

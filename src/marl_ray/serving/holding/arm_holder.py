@@ -90,7 +90,9 @@ class ArmHolder:
         self.missing[name] = missing
         self._loading.discard(name)
         if not missing:
-            self._next_round_at = 0.0  # tend again at once, because other arms may be needed by now
+            self._next_round_at = (
+                0.0  # so that `load_and_drop` looks again at once, because other arms may be needed by now
+            )
 
     def _load_arms(self, router: Router, arms_to_load: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
@@ -104,7 +106,7 @@ class ArmHolder:
         try:
             for arm, bundle in loaded.items():
                 try:
-                    made[arm] = live_experiments.arm(config, arm, bundle)
+                    made[arm] = live_experiments.start_arm(config, arm, bundle)
                 except MarlRayError as error:
                     missing[arm] = str(error)
         except BaseException:  # no arm answers yet, and the next round makes them all again
@@ -115,7 +117,7 @@ class ArmHolder:
             live_experiments.endpoints.add_arms(router, made)
         return missing
 
-    def load_states(self) -> dict[str, dict[str, str]]:
+    def arm_states(self) -> dict[str, dict[str, str]]:
         """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         states_by_experiment = {}
         for name, arms in self.needed.items():

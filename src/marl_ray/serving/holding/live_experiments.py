@@ -74,7 +74,7 @@ class LiveExperiments:
         arms: dict[str, Arm | TextArm] = {}
         try:
             for arm, bundle in part.bundles.items():
-                arms[arm] = self.arm(part.config, arm, bundle)
+                arms[arm] = self.start_arm(part.config, arm, bundle)
             stored_config = part.stored_config() | more
             self.store.open(part.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
             state = self.store.assignment_state(part.config.name)
@@ -90,8 +90,8 @@ class LiveExperiments:
         """Route to a stored experiment whose given arms are loaded."""
         return self.endpoints.add(Router(config, arms, state, self.store, self.exposures, state.created))
 
-    def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
-        """Make an arm of an experiment from its bundle. Blocks while a deployment starts. Raises MarlRayError."""
+    def start_arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
+        """Start an arm of an experiment from its bundle. Blocks while a deployment starts. Raises MarlRayError."""
         config = experiment.arms[arm]
         if isinstance(bundle, ExternalModel):
             return ExternalArm(bundle, config, self.config.request_timeout_s / 2)

@@ -33,7 +33,7 @@ class Admission:
         """Admit a request to read, with the scope `read` or one of `also`.
 
         A refusal for the rate is delayed, because clients without pause would otherwise cause thousands of refusals a
-        second, which cost as much as answers.
+        second, which cost as much as answers. Raises RequestError 401, 403 or 429.
         """
         key = self.keys.check(request, "read", *also)
         if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
@@ -42,12 +42,12 @@ class Admission:
         return key
 
     def limit(self, key: str, cost: int) -> None:
-        """Count `cost` requests of a key; RequestError 429 if the key is above its rate."""
+        """Count `cost` requests of a key. Raises RequestError 429 if the key is above its rate."""
         if self._limiter is not None and (wait := self._limiter.take(key, cost)) > 0:
             raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
 
     def forced_arm(self, request: Request) -> str | None:
-        """Return the arm that a tester asks for by the header `x-arm`.
+        """Return the arm that a tester asks for by the header `x-arm`; None without the header.
 
         Raises RequestError unless the key has the scope `admin`.
         """

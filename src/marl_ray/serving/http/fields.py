@@ -9,7 +9,7 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.serving.http.protocol import Request, RequestError
 
 MAX_SESSION_LENGTH = 256
-"""Maximum number of characters of a session's or a cluster's id."""
+"""Maximum number of characters of a session's or a cluster's id, which the database keeps for each unit."""
 
 
 def session_id(value: object, request: Request) -> str:
@@ -25,7 +25,7 @@ def session_id(value: object, request: Request) -> str:
 
 
 def cluster_of(data: JsonMapping) -> str | None:
-    """Return the request's `cluster_id`, if it names one."""
+    """Return the request's `cluster_id`; None if it names none. Raises RequestError 400."""
     cluster_id = data.get("cluster_id")
     if cluster_id is not None and not is_identifier(cluster_id):
         raise RequestError(400, "cluster_id", f"expected 1 to {MAX_SESSION_LENGTH} printable characters")
@@ -33,7 +33,7 @@ def cluster_of(data: JsonMapping) -> str | None:
 
 
 def attributes_of(data: Mapping[str, object]) -> Attributes:
-    """Return the attributes of the request's unit, by name; empty if the request has none."""
+    """Return the attributes of the request's unit, by name; empty if the request has none. Raises RequestError 400."""
     attributes = data.get("attributes")
     if attributes is None:
         return {}
@@ -63,7 +63,7 @@ def is_identifier(value: object, length: int = MAX_SESSION_LENGTH) -> bool:
 
 
 def boolean_field(data: Mapping[str, object], name: str) -> bool:
-    """Return a field that is true or false; false where it is missing or null."""
+    """Return a field that is true or false; false where it is missing or null. Raises RequestError 400."""
     value = data.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(400, name, "expected true or false")

@@ -45,7 +45,7 @@ class Keys:
     """
 
     def __init__(self, path: str | None):
-        """Read the file of keys; MarlRayError naming `api_keys` if it is not one."""
+        """Read the file of keys. Raises MarlRayError naming `api_keys` if it is not one."""
         self.keys: tuple[Key, ...] = ()
         if path is not None:
             try:

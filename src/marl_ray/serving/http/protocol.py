@@ -20,6 +20,8 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 JSON = b"application/json"
 HTML = b"text/html; charset=utf-8"
 EVENTS = b"text/event-stream; charset=utf-8"
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client of a busy arm or database may try again: longer than a pass or a read usually takes."""
 Headers = tuple[tuple[bytes, bytes], ...]
 """Names in lower case, and values."""
 
@@ -92,7 +94,7 @@ class Request:
         return request_id if is_valid else None
 
     def header(self, name: bytes) -> str | None:
-        """Return a header's value by its lower-case name."""
+        """Return a header's value by its lower-case name; None without such a header."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
@@ -149,7 +151,7 @@ class Request:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
     async def read_object(self, fields: frozenset[str]) -> JsonObject:
-        """Return the body as a JSON object with known keys only, or RequestError 400 or 413."""
+        """Return the body as a JSON object with known keys only. Raises RequestError 400 or 413."""
         return parse_object(await self.body(), fields)
 
 
@@ -174,7 +176,7 @@ class Stream(NamedTuple):
 
 
 def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, object]:
-    """Return a JSON object with known keys only, or RequestError 400."""
+    """Return a JSON object with known keys only. Raises RequestError 400."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -183,7 +185,7 @@ def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, object]:
 
 
 def known_fields(data: object, fields: frozenset[str]) -> dict[str, object]:
-    """Return the data if it is an object with known keys only, or RequestError 400."""
+    """Return the data if it is an object with known keys only. Raises RequestError 400 otherwise."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
     if not data.keys() <= fields:

@@ -19,5 +19,5 @@ class Route(NamedTuple):
     """`operationId` in the OpenAPI document, which finds its description there; None of a page for people."""
     loads: bool = False
     """True if the operation fetches bundles, which gets a longer deadline."""
-    problem: Callable[[RequestError], bytes] = RequestError.body
+    error_body: Callable[[RequestError], bytes] = RequestError.body
     """The function that writes an error's body."""

@@ -91,8 +91,8 @@ def export(experiments: ExperimentStore, units: UnitStore, experiment: str, deci
     units, numbered by name. Memory is bounded but for the longest unit; sorting uses the folder for temporary files, which
     needs about the log's uncompressed size. The file appears when it is complete.
 
-    Requests that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
-    unknown experiment, a log without requests of it, and an `out` that cannot be written.
+    Requests that are not in the log (dropped; or not yet uploaded) are missing from their sequences. Raises
+    MarlRayError for an unknown experiment, a log without requests of it, and an `out` that cannot be written.
     """
     record = experiments.read(experiment)
     if record is None:
@@ -122,8 +122,8 @@ def export(experiments: ExperimentStore, units: UnitStore, experiment: str, deci
 def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path) -> dict[str, int]:
     """Write the file and return the summary's counts. `digests` are the bundles of the experiment's arms."""
     # Both are read before the act log: an outcome that arrives meanwhile would be joined to an incomplete sequence.
-    outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))
-    cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))
+    outcome_of = _in_rising_order(sorted_by_unit(map(_encode_line, store.outcomes(experiment)), _parse_outcome))
+    cost_of = _in_rising_order(sorted_by_unit(map(_encode_line, store.metric_values(experiment, COST)), _parse_cost))
     counts = dict.fromkeys(("units", "sequences", "decisions", "censored", "mixed"), 0)
     metadata = {"marl_ray.schema_version": SCHEMA_VERSION, "marl_ray.experiment": experiment}
     rows: list[dict[str, object]] = []
@@ -192,7 +192,7 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
     for agent in sorted({agent for act in acts for agent in act.actions}):
         steps = [act for act in acts if agent in act.actions]
         before = len(steps) - 1
-        masks = _masks([step.masks.get(agent) for step in steps])
+        masks = _fill_masks([step.masks.get(agent) for step in steps])
         rows.append(
             {
                 "experiment": acts[0].experiment,
@@ -209,8 +209,8 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
                 "exposed_at": outcome.exposed_at,
                 "outcome": outcome.value,
                 "outcome_at": outcome.at,
-                "observations": [_flat(step.observations[agent]) for step in steps],
-                "actions": [_flat(step.actions[agent]) for step in steps],
+                "observations": [_flatten(step.observations[agent]) for step in steps],
+                "actions": [_flatten(step.actions[agent]) for step in steps],
                 "log_probs": [step.log_probs[agent] for step in steps],
                 "action_masks": masks,
                 "rewards": [0.0] * before + [outcome.value],
@@ -223,18 +223,18 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
     return rows
 
 
-def _masks(masks: list[list[object] | None]) -> list[list[bool]] | None:
-    """Return one mask per step; a step without one allows everything."""
+def _fill_masks(masks: list[list[object] | None]) -> list[list[bool]] | None:
+    """Return one mask per step, where a step without one allows everything; None if no step has one."""
     choices = next((len(mask) for mask in masks if mask is not None), None)
     if choices is None:
         return None
     return [[True] * choices if mask is None else [bool(allowed) for allowed in mask] for mask in masks]
 
 
-def _flat(value: Any) -> list[float]:
+def _flatten(value: Any) -> list[float]:
     """Return the numbers of a (nested) list, row by row."""
     if isinstance(value, list):
-        return [number for part in value for number in (_flat(part) if isinstance(part, list) else (float(part),))]
+        return [number for part in value for number in (_flatten(part) if isinstance(part, list) else (float(part),))]
     return [float(value)]
 
 
@@ -251,7 +251,7 @@ def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]
     return find_value
 
 
-def _line(row: object) -> bytes:
+def _encode_line(row: object) -> bytes:
     # A copy of the right size, because an object made by orjson keeps some kilobytes alive.
     return bytes(memoryview(orjson.dumps(row)))
 

@@ -29,7 +29,7 @@ from marl_ray.experiments.store.units import Exposure, UnitStore
 from marl_ray.serving.logs.spool import Spool
 
 FLUSH_INTERVAL_S = 0.1
-"""Seconds between writes to the database."""
+"""Seconds between writes to the database, so that one transaction takes many exposures."""
 CAPACITY = 100_000
 """Exposures that may wait in memory; beyond that they are dropped, counted, and logged by the next request."""
 BATCH = 1_000

@@ -44,7 +44,7 @@ class Histogram:
 class ArmCounters:
     """An arm's counters that every act changes.
 
-    They are plain numbers, because each of the library's counters takes a lock.
+    The counters are plain numbers, because each of the library's counters takes a lock.
     """
 
     __slots__ = ("cost_unknown", "cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")

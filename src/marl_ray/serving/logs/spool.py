@@ -34,6 +34,7 @@ class Segment:
 
     path: Path
     fd: int
+    """Descriptor of the file, whose lock ends with it."""
     size: int
     """Bytes of complete writes."""
     read: int = 0

@@ -83,8 +83,8 @@ def text_rows(
                 "outcome_at": outcome.at,
                 "costs": [] if cost is None else [cost],
                 "prompt": text.prompt,
-                "messages": _json(text.messages),
-                "tools": _json(text.tools),
+                "messages": _encode_json(text.messages),
+                "tools": _encode_json(text.tools),
                 "prompt_ids": text.prompt_ids,
                 "text": text.text,
                 "ids": text.ids,
@@ -104,5 +104,5 @@ def _is_sampled(text: LoggedText) -> bool:
     return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE_SETTINGS.issuperset(text.asked)
 
 
-def _json(values: Sequence[object]) -> str | None:
+def _encode_json(values: Sequence[object]) -> str | None:
     return orjson.dumps(values).decode() if values else None

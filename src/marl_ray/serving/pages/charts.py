@@ -70,8 +70,10 @@ class ScaledInterval:
 @dataclass(frozen=True, slots=True)
 class _Point:
     at: float
+    """Seconds since 1970."""
     mean: float
     band: tuple[float, float] | None
+    """The confidence sequence; None where it has no bounds yet."""
 
 
 def round_to_step(value: float, step: float, sign: bool = False) -> str:
@@ -100,7 +102,7 @@ def format_moment(seconds: float | None) -> datetime | None:
 def evidence_share(e_value: float, alpha: float) -> float:
     """Return the evidence on a scale from none (0) to proof (1).
 
-    It is ln e / ln(1 / alpha), because evidence multiplies.
+    The scale is ln e / ln(1 / alpha), because evidence multiplies.
     """
     if not e_value > 1:
         return 0.0

@@ -19,9 +19,9 @@ def operations(document: Part) -> list[dict[str, object]]:
             "name": operation["operationId"],
             "summary": operation["summary"],
             "note": operation.get("description", ""),
-            "parameters": [_parameter(document, part) for part in operation.get("parameters", ())],
-            "fields": list(_fields(document, _json(operation.get("requestBody", {})))),
-            "answers": [_answer(document, status, part) for status, part in operation["responses"].items()],
+            "parameters": [_describe_parameter(document, part) for part in operation.get("parameters", ())],
+            "fields": list(_describe_fields(document, _find_json_schema(operation.get("requestBody", {})))),
+            "answers": [_describe_answer(document, status, part) for status, part in operation["responses"].items()],
         }
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
@@ -31,7 +31,9 @@ def operations(document: Part) -> list[dict[str, object]]:
 def models(document: Part) -> list[JsonObject]:
     """Return one row for each schema that has fields."""
     schemas: Part = document["components"]["schemas"]
-    rows = [{"name": name, "fields": list(_fields(document, schema))} for name, schema in sorted(schemas.items())]
+    rows = [
+        {"name": name, "fields": list(_describe_fields(document, schema))} for name, schema in sorted(schemas.items())
+    ]
     return [row for row in rows if row["fields"]]
 
 
@@ -44,12 +46,12 @@ def _resolve_reference(document: Part, part: Part) -> Part:
     return part
 
 
-def _json(body: Part) -> Part:
+def _find_json_schema(body: Part) -> Part:
     schema: Part = body.get("content", {}).get("application/json", {}).get("schema", {})
     return schema
 
 
-def _parameter(document: Part, part: Part) -> dict[str, str]:
+def _describe_parameter(document: Part, part: Part) -> dict[str, str]:
     parameter = _resolve_reference(document, part)
     schema = parameter.get("schema", {})
     return {
@@ -60,7 +62,7 @@ def _parameter(document: Part, part: Part) -> dict[str, str]:
     }
 
 
-def _fields(document: Part, schema: Part) -> Iterator[dict[str, object]]:
+def _describe_fields(document: Part, schema: Part) -> Iterator[dict[str, object]]:
     resolved = _resolve_reference(document, schema)
     required = resolved.get("required", ())
     for name, part in resolved.get("properties", {}).items():
@@ -72,7 +74,7 @@ def _fields(document: Part, schema: Part) -> Iterator[dict[str, object]]:
         }
 
 
-def _answer(document: Part, status: str, part: Part) -> dict[str, str]:
+def _describe_answer(document: Part, status: str, part: Part) -> dict[str, str]:
     resolved = _resolve_reference(document, part)
     kinds = [kind(content.get("schema", {})) for content in resolved.get("content", {}).values()]
     return {"status": status, "text": resolved.get("description", ""), "kind": " or ".join(dict.fromkeys(kinds))}

@@ -147,7 +147,9 @@ class TestRules(TypedDict):
     """The keywords of `ask`."""
 
     alpha: float
+    """Probability that the test passes wrongly at any time."""
     min_outcomes: int
+    """Values that each of both arms needs before the test is asked."""
     excludes_missing: bool
 
 

@@ -60,9 +60,13 @@ class Reporting:
     """`outcome` or a guardrail's."""
     arm: str
     reported: int
+    """Judged units of the treatment that report the metric."""
     judged: int
+    """Judged units of the treatment."""
     control_reported: int
+    """Judged units of the control that report the metric."""
     control_judged: int
+    """Judged units of the control."""
     test: ReportingTest
 
     def sentence(self, control: str) -> str:

@@ -24,7 +24,7 @@ from marl_ray.experiments.store.records import AuditEntry
 CHECK_S = 15.0
 """Seconds between two checks for due notices if nothing has changed."""
 SEND_S = 10.0
-"""Deadline of one request."""
+"""Seconds that one request may take; all other notices wait meanwhile."""
 CLAIM_S = 3 * SEND_S
 """Seconds for which other replicas leave an entry to the replica that sends it."""
 MAX_PAUSE_S = 300.0
@@ -78,13 +78,13 @@ class Webhook:
             now = time.time()
             if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
                 continue
-            problem = self._send(entry, endpoints[entry.experiment])
+            failure = self._send(entry, endpoints[entry.experiment])
             wait = MAX_PAUSE_S if attempts >= DOUBLED_PAUSES else 2.0**attempts
-            sent = time.time() if problem is None else None
+            sent = time.time() if failure is None else None
             self._notices.note_delivery(entry.id, delivered_at=sent, next_at=time.time() + wait)
-            if problem is not None:
+            if failure is not None:
                 pause = min(pause, wait)
-                _log.error("webhook: %s of %s is not delivered yet: %s", entry.action, entry.experiment, problem)
+                _log.error("webhook: %s of %s is not delivered yet: %s", entry.action, entry.experiment, failure)
         return pause
 
     def _send(self, entry: AuditEntry, endpoint: str) -> str | None:

@@ -10,7 +10,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 MAX_UNITS = 500
 """Maximum number of units in one statement."""
 MIN_INTERVAL_S = 0.005
-"""Minimum seconds between two statements."""
+"""Minimum seconds between two statements, in which new sessions gather for the next one."""
 UnitKey = tuple[str, str]
 """Experiment and unit."""
 Answers = Mapping[UnitKey, Assignment]

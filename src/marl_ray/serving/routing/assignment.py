@@ -119,8 +119,8 @@ class Assigner:
                 router = next((candidate for candidate, has in zip(others, has_met, strict=True) if has), router)
         if forced is not None:
             if forced not in router.arms:
-                problem = "not loaded here" if forced in router.config.arms else "unknown"
-                raise RequestError(400, "x-arm", f"{forced!r} is {problem}{did_you_mean(forced, router.arms)}")
+                reason = "not loaded here" if forced in router.config.arms else "unknown"
+                raise RequestError(400, "x-arm", f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}")
             return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), takes_part=False)
         holdout = self._is_held_out(router, session, cluster_id)
         takes_part = router.takes_part(session, cluster_id)

@@ -98,7 +98,7 @@ class Endpoints:
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
     def experiment(self, name: str) -> Router:
-        """Return the experiment with exactly this name, or RequestError 404."""
+        """Return the experiment with exactly this name. Raises RequestError 404 without one."""
         if name not in self.routers:
             raise _unknown(name, self.routers)
         return self.routers[name]

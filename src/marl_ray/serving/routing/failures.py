@@ -20,9 +20,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
-from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
+from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
+from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.router import Router
@@ -110,7 +110,7 @@ class Attempts:
             self._errors += (error,)
 
     def _comparison_arm(self) -> str | None:
-        """Return the first treatment that gets traffic and whose circuit is closed."""
+        """Return the first treatment that gets traffic and whose circuit is closed; None if there is none."""
         router = self._router
         if [arm for arm, _, _ in self._failed] != [router.control]:
             return None

@@ -21,6 +21,7 @@ class Session:
     sure: bool
     """False if the store must be asked again at the session's next act."""
     acts: int = 0
+    """Number of the session's acts in this replica."""
     seconds: float = 0.0
     """Time that the session's acts took in this replica, in seconds."""
     failed: bool = False

@@ -14,9 +14,8 @@ from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.units import Exposure
 from marl_ray.policies.bundles.actor_critic import Bundle
-from marl_ray.serving.arms.errors import RETRY_AFTER_S
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.remembered_units import RememberedUnits, Session
@@ -138,7 +137,7 @@ class Router:
         return self._held.answering[arm]
 
     def first_answering_arm(self, arm: str) -> str:
-        """Return the first of `answering_arms`; RequestError 503 if there is none."""
+        """Return the first of `answering_arms`. Raises RequestError 503 if there is none."""
         return self._first_answering(self._held, arm)
 
     def _first_answering(self, held: _HeldArms, arm: str) -> str:

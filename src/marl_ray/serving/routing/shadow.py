@@ -155,7 +155,7 @@ class Shadows:
         if now - self._logged_at.get(arm, -math.inf) < COMPLAINT_S:
             return
         self._logged_at[arm] = now
-        _log.warning("shadow %s: %d copies failed so far, this one of %s", arm, totals.errors, _reason(error))
+        _log.warning("shadow %s: %d copies failed so far, this one of %s", arm, totals.errors, _describe_error(error))
 
 
 async def _await_response(writer: TextArm, request: TextRequest) -> list[ResponseChunk]:
@@ -173,6 +173,6 @@ async def _await_response(writer: TextArm, request: TextRequest) -> list[Respons
         reply.leave()
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     name = type(error).__name__
     return name if not str(error).strip() else f"{name}: {one_line(error)}"

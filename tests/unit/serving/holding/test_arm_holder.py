@@ -55,11 +55,11 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         service.endpoints.drop_arms(router, {"four"})
         service.stores.experiments.change("exp", Action.PAUSE, epoch=None, actor="ops", reason="r")
         follower.poll()
-        assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loading"}
+        assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loading"}
         monkeypatch.setattr(arm_holder, "arms_to_hold", needed_while_a_thread_ends)
         service.stores.experiments.change("exp", Action.RESUME, epoch=router.state.epoch, actor="ops", reason="r")
         follower.poll()
-        assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loaded"}
+        assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loaded"}
         assert follower.arms.is_due(time.monotonic())
 
 
@@ -68,7 +68,7 @@ async def test_arms_of_a_round_that_fails_are_closed(config, monkeypatch):
     async with serving(config) as (_, app):
         app.service.follower.close()
         live_experiments = app.service.live_experiments
-        router, make = live_experiments.endpoints.routers["exp"], live_experiments.arm
+        router, make = live_experiments.endpoints.routers["exp"], live_experiments.start_arm
         live_experiments.endpoints.drop_arms(router, {"one", "four"})
 
         def make_all_but_four(experiment, arm, bundle):
@@ -76,7 +76,7 @@ async def test_arms_of_a_round_that_fails_are_closed(config, monkeypatch):
                 raise RuntimeError("the deployment's process has died")
             return make(experiment, arm, bundle)
 
-        monkeypatch.setattr(live_experiments, "arm", make_all_but_four)
+        monkeypatch.setattr(live_experiments, "start_arm", make_all_but_four)
         monkeypatch.setattr(ArmBatcher, "close", lambda arm: closed.append(arm.bundle) or close(arm))
         holder = arm_holder.ArmHolder(live_experiments)
         holder.load_and_drop(app.service.stores.experiments.states(), {}, waits=True)

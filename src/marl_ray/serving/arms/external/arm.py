@@ -17,7 +17,7 @@ import orjson
 
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
+from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.external.chat_completions import (
     chat_request,
     note_calls,
@@ -28,6 +28,7 @@ from marl_ray.serving.arms.external.chat_completions import (
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
+from marl_ray.serving.http.protocol import RETRY_AFTER_S
 
 BUSY_STATUSES = (429, 503)
 """Statuses of a server that has no room now; the client may ask again."""

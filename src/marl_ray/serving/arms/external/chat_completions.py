@@ -61,7 +61,10 @@ def _message(message: Message) -> dict[str, object]:
 
 
 def response_chunk(text: object, tokens: Any) -> ResponseChunk:
-    """Return the chunk for a part of the text and the tokens that the server reports with it."""
+    """Return the chunk for a part of the text and the tokens that the server reports with it.
+
+    Raises TypeError, KeyError or ValueError if they are not in the form of the API.
+    """
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
     tops = [[(_named_token(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]

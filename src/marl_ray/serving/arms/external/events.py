@@ -17,7 +17,7 @@ END_DATA = b"[DONE]"
 MAX_RESPONSE_BYTES = 64_000_000
 """Maximum number of bytes of a response; one that never ends would fill the memory."""
 MAX_LINE_BYTES = 4_000_000
-"""Maximum number of bytes of a line."""
+"""Maximum number of bytes of a line, far above a chunk with 20 likely tokens, so that no server fills the memory."""
 CLOSING_S = 0.05
 """Seconds to wait for the end of the body after the last event, so that the connection can be used again."""
 _BOM = b"\xef\xbb\xbf"

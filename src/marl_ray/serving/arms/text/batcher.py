@@ -17,11 +17,12 @@ from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.serving import served_engine
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, new_pass_number
+from marl_ray.serving.arms.errors import ArmError, new_pass_number
 from marl_ray.serving.arms.protocol import RequestRejection, TextRequest
 from marl_ray.serving.arms.text.reply import BatchedReply, busy_rejection, deliver
 from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
+from marl_ray.serving.http.protocol import RETRY_AFTER_S
 
 MAX_WAITING = 256
 """Maximum number of responses of one arm that wait for room in the batch; further ones are refused with 503."""
@@ -79,7 +80,7 @@ class TextBatcher:
     def write(self, request: TextRequest) -> BatchedReply:
         """Begin a response on the event loop, and return it at once.
 
-        It is queued when its first chunk is asked for.
+        The response is queued when its first chunk is asked for.
         """
         return BatchedReply(self, self.model(request.agent), request, self.patience_s)
 

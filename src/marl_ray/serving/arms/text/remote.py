@@ -10,10 +10,11 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.serving.arms.call_batching import cached_handle
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
+from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
+from marl_ray.serving.http.protocol import RETRY_AFTER_S
 
 
 class TextHost:

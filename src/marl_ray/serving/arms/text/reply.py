@@ -12,10 +12,11 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.prompting.prompts import PromptTooLongError
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
+from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.arms.protocol import Reply, RequestRejection, ResponseChunk, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
+from marl_ray.serving.http.protocol import RETRY_AFTER_S
 
 ReplyEvent = Token | ArmError | RequestRejection
 """The next token of a response, or its end without one."""
@@ -28,7 +29,7 @@ class ReplyQueue(Protocol):
     """The number of the step that is under way, or was the last one."""
 
     def join(self, reply: "BatchedReply") -> RequestRejection | None:
-        """Queue a response; a refusal if too many wait already, or if the arm is closed."""
+        """Queue a response and return None; a refusal if too many wait already, or if the arm is closed."""
 
     def leave(self, reply: "BatchedReply") -> None:
         """Take a response out, whether it waits or is being written."""

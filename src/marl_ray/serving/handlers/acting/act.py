@@ -106,7 +106,7 @@ def _parse(request: Request, data: Mapping[str, Any]) -> _ActRequest:
 
 
 def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInputs:
-    """Return what the session's arm is given; RequestError if it does not fit the arm's bundle."""
+    """Return what the session's arm is given. Raises RequestError if it does not fit the arm's bundle."""
     router = session_arm.router
     if router.is_text:
         return ActInputs(check_texts(router, act_request.observations, act_request.masks), {}, act_request.greedy)

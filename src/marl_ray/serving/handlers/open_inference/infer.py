@@ -43,24 +43,24 @@ async def infer(service: Service, request: Request) -> Response:
     data = await request.read_object(INFER_FIELDS)
     router = newest(service, request)
     bundle = actor_critics(router)
-    number, parameters = data.get("id"), _parameters("parameters", data)
+    number, parameters = data.get("id"), _read_parameters("parameters", data)
     if number is not None and not isinstance(number, str):
         raise RequestError(400, "id", "expected a text")
     act_fields = {name: parameters[name] for name in READ_PARAMETERS if name in parameters}
     if "session_id" not in act_fields and request.header(b"x-session-id") is None:
         act_fields["session_id"] = number
-    inputs = _parts_by_name("inputs", data.get("inputs"))
+    inputs = _read_tensors("inputs", data.get("inputs"))
     all_outputs = outputs_of(bundle)
-    requested_outputs = _parts_by_name("outputs", data["outputs"]) if data.get("outputs") is not None else all_outputs
+    requested_outputs = _read_tensors("outputs", data["outputs"]) if data.get("outputs") is not None else all_outputs
     for name in requested_outputs:
         if name not in all_outputs:
             raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(all_outputs)}")
     tensors = inputs_of(bundle)
     act_fields["observations"] = {
-        name: _observation_of(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")
+        name: _parse_observation(inputs[name], tensors[name]) for name in _list_agents(inputs, tensors, "")
     }
     act_fields["action_masks"] = {
-        agent: _mask(inputs[agent + MASK_SUFFIX]) for agent in _agents(inputs, tensors, MASK_SUFFIX)
+        agent: _parse_mask(inputs[agent + MASK_SUFFIX]) for agent in _list_agents(inputs, tensors, MASK_SUFFIX)
     }
     act_answer = await answer_act(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
@@ -79,7 +79,7 @@ async def infer(service: Service, request: Request) -> Response:
     return Response(orjson.dumps(body | ({"id": number} if number is not None else {})))
 
 
-def _parameters(where: str, part: Mapping[str, object]) -> dict[str, object]:
+def _read_parameters(where: str, part: Mapping[str, object]) -> dict[str, object]:
     parameters = part.get("parameters", {})
     if not isinstance(parameters, dict):
         raise RequestError(400, where, "expected an object")
@@ -88,7 +88,7 @@ def _parameters(where: str, part: Mapping[str, object]) -> dict[str, object]:
     return parameters
 
 
-def _parts_by_name(where: str, parts: object) -> dict[str, Mapping[str, object]]:
+def _read_tensors(where: str, parts: object) -> dict[str, Mapping[str, object]]:
     """Return the inputs or outputs by name."""
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, where, "expected a list of objects with a name")
@@ -96,14 +96,14 @@ def _parts_by_name(where: str, parts: object) -> dict[str, Mapping[str, object]]
     for k, part in enumerate(parts):
         if not isinstance(part, dict) or not isinstance(part.get("name"), str):
             raise RequestError(400, f"{where}.{k}", "expected an object with a name")
-        _parameters(f"{where}.{k}.parameters", part)
+        _read_parameters(f"{where}.{k}.parameters", part)
         if part["name"] in by_name:
             raise RequestError(400, f"{where}.{k}.name", f"{part['name']!r} is there twice")
         by_name[part["name"]] = part
     return by_name
 
 
-def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
+def _list_agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
     """Return the agents that have an input with this suffix.
 
     Raises RequestError if the suffix belongs to no agent's input.
@@ -114,9 +114,9 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
     return [agent for agent in tensors if agent + end in inputs]
 
 
-def _observation_of(tensor_input: Mapping[str, object], tensor: Tensor) -> object:
+def _parse_observation(tensor_input: Mapping[str, object], tensor: Tensor) -> object:
     """Return an observation in the form of `/v1/act`."""
-    array = _array(tensor_input)
+    array = _parse_array(tensor_input)
     if tensor_input["datatype"] != tensor.datatype:
         raise RequestError(400, f"inputs.{tensor_input['name']}.datatype", f"expected {tensor.datatype}")
     if array.shape != tensor.shape:
@@ -124,14 +124,14 @@ def _observation_of(tensor_input: Mapping[str, object], tensor: Tensor) -> objec
     return array[0].item() if tensor.is_single else array.tolist()
 
 
-def _mask(tensor_input: Mapping[str, object]) -> object:
-    array = _array(tensor_input)
+def _parse_mask(tensor_input: Mapping[str, object]) -> object:
+    array = _parse_array(tensor_input)
     if tensor_input["datatype"] not in ("BOOL", "UINT8", "INT8", "INT64"):
         raise RequestError(400, f"inputs.{tensor_input['name']}.datatype", "expected BOOL")
     return array.tolist()
 
 
-def _array(tensor_input: JsonMapping) -> np.ndarray:
+def _parse_array(tensor_input: JsonMapping) -> np.ndarray:
     """Return the tensor of an input, from data that is nested or flat (row-major)."""
     where, shape = f"inputs.{tensor_input['name']}", tensor_input.get("shape")
     if tensor_input.get("datatype") not in DATATYPES.values():

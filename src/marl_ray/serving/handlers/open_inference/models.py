@@ -38,8 +38,8 @@ class Tensor(NamedTuple):
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
-def problem(error: RequestError) -> bytes:
-    """Return an error as the protocol has it."""
+def error_body(error: RequestError) -> bytes:
+    """Return an error as a body of the protocol, one text that begins with the field."""
     named = f"{error.field}: {error}" if error.field else str(error)
     return orjson.dumps({"error": named})
 
@@ -81,7 +81,7 @@ async def model_metadata(service: Service, request: Request) -> Response:
 
 
 def newest(service: Service, request: Request) -> Router:
-    """Return the newest experiment of the path's model, or RequestError 404."""
+    """Return the newest experiment of the path's model. Raises RequestError 404 if there is none."""
     return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 

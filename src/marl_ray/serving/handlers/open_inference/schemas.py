@@ -8,8 +8,8 @@ from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict
 
+from marl_ray.json_types import JsonSchema
 from marl_ray.serving.handlers.open_inference.models import DATATYPES
-from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 
 # fmt: off
 InferError = TypedDict("InferError", {"error": str})

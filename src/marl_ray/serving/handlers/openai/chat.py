@@ -14,7 +14,7 @@ from marl_ray.serving.handlers.openai.fields import (
     CompletionOptions,
     answer_fields,
     assign_request,
-    problem,
+    error_body,
     read_options,
     top_of,
     usage_of,
@@ -88,9 +88,9 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     )
 
 
-def chat_problem(error: RequestError) -> bytes:
-    """See `problem`; the field `prompt` of our own routes is called `messages` here."""
-    return problem(error, "messages")
+def chat_error_body(error: RequestError) -> bytes:
+    """Return an error as `error_body` does; the field `prompt` of our own routes is called `messages` here."""
+    return error_body(error, "messages")
 
 
 def _wants_json(response_format: object) -> bool:
@@ -122,7 +122,7 @@ class _Completion:
         choice = {
             "index": 0,
             "message": message,
-            "finish_reason": _finish(response.finish, reader),
+            "finish_reason": _name_finish(response.finish, reader),
             "logprobs": self._logprobs_field(response.names, response.log_probs, response.tops),
         }
         usage = usage_of(response.prompt_tokens, response.tokens)
@@ -141,7 +141,7 @@ class _Completion:
                 choice = {
                     "index": 0,
                     "delta": delta | {"content": text} | ({"tool_calls": calls} if calls else {}),
-                    "finish_reason": _finish(chunk.finish, reader),
+                    "finish_reason": _name_finish(chunk.finish, reader),
                     "logprobs": self._logprobs_field(chunk.names, chunk.log_probs, chunk.tops),
                 }
                 yield server_sent_event(self._chunk(writer, [choice], None))
@@ -149,7 +149,7 @@ class _Completion:
                 if chunk.finish is not None:
                     break
         except RequestError as error:  # the status has already been sent
-            yield b"data: " + chat_problem(error) + b"\n\n"
+            yield b"data: " + chat_error_body(error) + b"\n\n"
             return
         if self._usage:
             yield server_sent_event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))
@@ -170,15 +170,16 @@ class _Completion:
         if not self._log_probs:
             return None
         content: list[dict[str, object]] = [
-            _token(name, log_prob) | {"top_logprobs": [_token(*other) for other in tops[k]] if tops else []}
+            _describe_token(name, log_prob)
+            | {"top_logprobs": [_describe_token(*other) for other in tops[k]] if tops else []}
             for k, (name, log_prob) in enumerate(zip(names, log_probs, strict=True))
         ]
         return {"content": content, "refusal": None}
 
 
-def _token(name: NamedToken, log_prob: float) -> dict[str, object]:
+def _describe_token(name: NamedToken, log_prob: float) -> dict[str, object]:
     return {"token": name.text, "logprob": log_prob, "bytes": name.utf8}
 
 
-def _finish(finish: str | None, reader: ToolCallReader | None) -> str | None:
+def _name_finish(finish: str | None, reader: ToolCallReader | None) -> str | None:
     return "tool_calls" if finish == "stop" and reader is not None and reader.calls else finish

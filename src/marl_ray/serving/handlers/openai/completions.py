@@ -15,7 +15,7 @@ from marl_ray.serving.handlers.openai.fields import (
     CompletionOptions,
     answer_fields,
     assign_request,
-    problem,
+    error_body,
     read_options,
     top_of,
     usage_of,
@@ -142,7 +142,7 @@ class _Completions:
                     yield server_sent_event(self._chunk(writer, [choice], None))
                 prompt += chunk.prompt_tokens
         except RequestError as error:  # the status has already been sent
-            yield b"data: " + problem(error) + b"\n\n"
+            yield b"data: " + error_body(error) + b"\n\n"
             return
         if self._usage:
             yield server_sent_event(self._chunk(writers[0], [], usage_of(prompt, completion)))
@@ -153,7 +153,7 @@ class _Completions:
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> JsonObject | None:
-        """Return the log-probabilities of a whole text or a chunk of one.
+        """Return the log-probabilities of a whole text or a chunk of one; None if none are asked for.
 
         It begins `offset` characters of tokens behind the text's beginning.
         """

@@ -40,7 +40,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
-def problem(error: RequestError, prompt: str = "prompt") -> bytes:
+def error_body(error: RequestError, prompt: str = "prompt") -> bytes:
     """Return an error in the form that OpenAI's clients read.
 
     `param` is the `field` of our other routes. `prompt` is the path's name of the prompt.
@@ -128,7 +128,10 @@ def _is_neutral(value: object, neutral: object) -> bool:
 
 
 def top_of(data: Mapping[str, object], name: str, maximum: int) -> int:
-    """Return the number of most likely tokens that a field asks for; 0 where it is missing or null."""
+    """Return the number of most likely tokens that a field asks for; 0 where it is missing or null.
+
+    Raises RequestError 400 naming the field.
+    """
     value = data.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum):
         raise RequestError(400, name, f"expected an integer from 0 to {maximum}")

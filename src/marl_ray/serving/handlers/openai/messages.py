@@ -15,8 +15,9 @@ from marl_ray.serving.http.protocol import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TOOLS = 128
-"""Maximum number of tools of a request."""
-TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+"""Maximum number of tools of a request: the limit of OpenAI's API, https://platform.openai.com/docs/api-reference/chat."""
+TOOL_NAME = r"[a-zA-Z0-9_-]{1,64}"
+"""Pattern of a whole name, as OpenAI's API has it."""
 
 
 class Tools(NamedTuple):
@@ -109,7 +110,7 @@ def _is_writable_json(value: object) -> bool:
 
 
 def tools_of(data: Mapping[str, object]) -> Tools:
-    """Read and check the tools; RequestError 400 naming the invalid field."""
+    """Read and check the tools. Raises RequestError 400 naming the invalid field."""
     definitions, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or boolean_field(data, "parallel_tool_calls")
     if definitions is not None and (not isinstance(definitions, list) or len(definitions) > MAX_TOOLS):
@@ -135,7 +136,7 @@ def _tool_name(where: str, tool: object) -> str:
     if not isinstance(function, dict):
         raise RequestError(400, where, "expected an object of the type function, with a function")
     name = function.get("name")
-    if not isinstance(name, str) or not re.fullmatch(TOOL_NAME.strip("^$"), name):
+    if not isinstance(name, str) or not re.fullmatch(TOOL_NAME, name):
         raise RequestError(400, f"{where}.function.name", "expected 1 to 64 letters, digits, dashes and underscores")
     for key, kind in (("description", str), ("parameters", dict)):
         if function.get(key) is not None and not isinstance(function[key], kind):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
+from marl_ray.json_types import JsonSchema
 from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL_VALUES, FORMATS
 from marl_ray.serving.handlers.openai.completions import (
     COMPLETION_FIELDS,
@@ -15,7 +16,6 @@ from marl_ray.serving.handlers.openai.completions import (
 )
 from marl_ray.serving.handlers.openai.fields import IGNORED_FIELDS, MAX_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
 from marl_ray.serving.handlers.openai.messages import MAX_TOOLS, ROLES, TOOL_NAME
-from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.http.text_settings import MAX_TOKENS
 
 # fmt: off
@@ -178,7 +178,7 @@ OPENAI_PARTS: dict[str, JsonSchema] = {
             "function": {
                 "type": "object",
                 "properties": {
-                    "name": {"type": "string", "pattern": TOOL_NAME},
+                    "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
                     "description": {"type": ["string", "null"]},
                     "parameters": {"type": ["object", "null"], "description": "JSON schema of the arguments."},
                 },

@@ -9,16 +9,15 @@ from pydantic import TypeAdapter
 from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.base import NAME_PATTERN
-from marl_ray.json_types import JsonObject
+from marl_ray.json_types import JsonObject, JsonSchema
 from marl_ray.serving.handlers.open_inference.schemas import INFER_PARTS, InferError
 from marl_ray.serving.handlers.openai.schemas import OPENAI_PARTS
 from marl_ray.serving.handlers.openapi.answers import Error
-from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.handlers.openapi.operations import OPERATIONS, Operation
 from marl_ray.serving.handlers.openapi.requests import REASON, REQUESTS, SUCCEEDS
 from marl_ray.serving.http.route import Route
 
-_PROBLEMS = {
+_ERROR_DESCRIPTIONS = {
     400: "A field is unknown, missing or wrong.",
     401: "No known key.",
     403: "The key lacks the scope.",
@@ -77,7 +76,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
                     for where, schemas in _PARAMETERS.items()
                     for name, schema in schemas.items()
                 },
-                "responses": {str(status): _problem_response(status, Error) for status in _PROBLEMS},
+                "responses": {str(status): _describe_error(status, Error) for status in _ERROR_DESCRIPTIONS},
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             },
         }
@@ -132,7 +131,9 @@ def _responses(described: Operation) -> JsonSchema:
     if described.streams:
         content |= {"text/event-stream": {"schema": _EVENT}}
     success = {"description": "Done.", "headers": _HEADERS, "content": content}
-    responses = {str(status): _error_response(described, status) for status in sorted({400, 504, *described.problems})}
+    responses = {
+        str(status): _error_response(described, status) for status in sorted({400, 504, *described.error_statuses})
+    }
     responses[str(described.status)] = success
     if described.not_ready is not None:
         responses["503"] = success | {"description": described.not_ready}
@@ -142,7 +143,7 @@ def _responses(described: Operation) -> JsonSchema:
 def _error_response(described: Operation, status: int) -> JsonSchema:
     if described.error is Error:
         return {"$ref": f"#/components/responses/{status}"}
-    return _problem_response(status, described.error)
+    return _describe_error(status, described.error)
 
 
 def _parameter(name: str, where: str, schema: JsonSchema) -> JsonSchema:
@@ -153,7 +154,7 @@ def _reference(model: Any) -> JsonSchema:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-def _problem_response(status: int, error: Any) -> JsonSchema:
+def _describe_error(status: int, error: Any) -> JsonSchema:
     retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
     content = {"application/json": {"schema": _reference(error)}}
-    return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}
+    return {"description": _ERROR_DESCRIPTIONS[status], "headers": _HEADERS | retry, "content": content}

@@ -41,7 +41,7 @@ class Operation(NamedTuple):
     summary: str
     answer: Any
     """A pydantic model, or a JSON schema where no model describes the answer."""
-    problems: tuple[int, ...] = ()
+    error_statuses: tuple[int, ...] = ()
     """Statuses of errors besides those that every operation may have."""
     body: str | None = None
     scope: Permission | None = None

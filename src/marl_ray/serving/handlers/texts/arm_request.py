@@ -27,7 +27,10 @@ def make_text_request(service: Service, agent: str, prompt: Any, settings: Setti
 
 
 def agent_of(router: Router, agent: object) -> str:
-    """Return the agent whose text the request asks for. A request may omit it if one policy plays all agents."""
+    """Return the agent whose text the request asks for.
+
+    A request may omit it if one policy plays all agents. Raises RequestError 400 for a wrong or missing one.
+    """
     agents = router.bundle_of(router.control).agents
     if agent is None and len(set(agents.values())) == 1:
         return next(iter(agents))

@@ -34,10 +34,10 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     writer = TextResponseWriter(
         service, session_arm, make_text_request(service, agent, prompt, settings, streamed=streamed)
     )
-    return await respond_with_text(request, writer, streamed, _answer, _events)
+    return await respond_with_text(request, writer, streamed, _format_answer, _stream_events)
 
 
-def _answer(writer: TextResponseWriter, response: WrittenResponse) -> dict[str, object]:
+def _format_answer(writer: TextResponseWriter, response: WrittenResponse) -> dict[str, object]:
     return writer.head | {
         "text": response.text,
         "tokens": response.ids,
@@ -46,7 +46,7 @@ def _answer(writer: TextResponseWriter, response: WrittenResponse) -> dict[str, 
     }
 
 
-async def _events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
+async def _stream_events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
     """Yield the parts of the answer; the last one names the arm."""
     try:
         while True:

@@ -16,7 +16,7 @@ from marl_ray.serving.handlers.texts.written_response import (
     next_chunk,
 )
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
-from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.failures import Attempts
 from marl_ray.serving.service import Service
@@ -93,7 +93,7 @@ class TextResponseWriter:
         return tuple((name.encode(), header_text(value)) for name, value in named.items())
 
     async def begin(self) -> None:
-        """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
+        """Wait for the first token. Raises RequestError if the request is refused, or if no arm answers."""
         _, _, self._ticket = await self._attempts().first_answer(self._begin_with_arm, self._try_arm, None)
         self._is_under_way = True
         self._first_s = time.perf_counter() - self._start
