@@ -149,7 +149,7 @@ class HyperParameters(Config):
     """Direct DAPO: the return that the critic's 1 stands for; a higher one counts as this."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "HyperParameters":
+    def _check_combination(self) -> "HyperParameters":
         if self.clip_high is not None and self.clip_high < self.clip < 1:  # 1 is no lower bound
             raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
         if self.lowest_return >= self.highest_return:
@@ -183,7 +183,7 @@ class GivenHyper(HyperParameters):
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "GivenHyper":
+    def _check_combination(self) -> "GivenHyper":
         return self  # the algorithm's own defaults are not known here
 
     def as_given(self) -> dict[str, object]:
