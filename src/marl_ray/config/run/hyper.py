@@ -136,7 +136,7 @@ class HyperParameters(Config):
     """Factor of each shortening."""
 
     beta: PositiveFloat = 0.1
-    """DPO: weight of the log ratio to the reference, which holds the policy the nearer the larger it is."""
+    """DPO: its paper's beta, the weight of the log ratio to the reference; a larger one holds the policy nearer to it."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """DPO: share of the pairs whose order is believed to be wrong."""
     regression_beta: PositiveFloat = 0.02
