@@ -184,7 +184,7 @@ def _plain_numbers(fields: JsonMapping) -> JsonObject:
 
 
 def _check_json(path: str, value: object) -> None:
-    """Raise FieldError if JSON cannot hold a value; it names the innermost key, such as `observations.AGENT`."""
+    """Raise FieldError if JSON cannot hold a value; it names the innermost key by its path with dots."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
