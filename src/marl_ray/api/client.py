@@ -1,5 +1,7 @@
 """`marl_ray.Client`: a gateway over HTTP."""
 
+import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ import httpx
 import numpy as np
 
 from marl_ray.api.calls import named_arguments
-from marl_ray.errors import FieldError
+from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.client.admin import ask_with, key_headers
 
@@ -54,7 +56,8 @@ class Client:
         An observation is an array or a list, or a text for a language model. A session gets the same arm each time.
         Without one the call starts a new session, whose id is in the result. `experiment` is an endpoint or an
         experiment, needed if the gateway has several. Raises MarlRayError with the gateway's message if it refuses the
-        request, or if it does not answer in time.
+        request, or if it does not answer in time, and a FieldError that names an argument that JSON cannot hold, such as
+        an observation that is not finite.
         """
         session = session or f"session-{secrets.token_hex(8)}"
         body = {
@@ -91,16 +94,17 @@ class Client:
     ) -> dict[str, object]:
         """Record the outcome of a session; larger is better.
 
-        `metrics` are further numbers by name, for guardrails. Raises MarlRayError as `act` does.
+        `metrics` are further numbers by name, for guardrails. Numbers may be of NumPy. Raises MarlRayError as `act` does,
+        and a FieldError that names a number that is not finite.
         """
-        try:
-            number = float(value)
-        except (TypeError, ValueError) as error:
-            raise FieldError("value", f"expected a number, got {value!r}") from error
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise FieldError("metrics", f"expected a mapping of names to numbers, got {type(metrics).__name__}")
         body = {
             "session_id": session,
-            "value": number,
-            "metrics": None if metrics is None else dict(metrics),
+            "value": _finite_number("value", value),
+            "metrics": None
+            if metrics is None
+            else {name: _finite_number(f"metrics.{name}", number) for name, number in metrics.items()},
             "experiment": experiment,
         }
         return self.request("/v1/outcomes", body)
@@ -117,8 +121,14 @@ class Client:
 
     @named_arguments
     def request(self, path: str, body: JsonMapping | None = None) -> JsonObject:
-        """Return the JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
-        fields = None if body is None else {name: value for name, value in body.items() if value is not None}
+        """Return the JSON answer to a GET, or to a POST of the body's fields that are not None.
+
+        Raises MarlRayError as `act` does, and a FieldError that names a field that JSON cannot hold.
+        """
+        if body is None:
+            return ask_with(self._client, path)
+        fields = _plain_numbers({name: value for name, value in body.items() if value is not None})
+        _check_json("", fields)
         return ask_with(self._client, path, fields)
 
     def close(self) -> None:
@@ -135,7 +145,50 @@ class Client:
 
 
 def _to_lists(argument: str, by_agent: Mapping[str, object]) -> dict[str, object]:
-    """Return the arrays by agent as JSON has them; texts stay as they are. Raises FieldError that names the argument."""
+    """Return the arrays by agent as JSON has them; texts stay as they are.
+
+    Raises FieldError that names the argument, and the agent whose array is ragged.
+    """
     if not isinstance(by_agent, Mapping):
         raise FieldError(argument, f"expected a mapping of agents, got {type(by_agent).__name__}")
-    return {agent: value if isinstance(value, str) else np.asarray(value).tolist() for agent, value in by_agent.items()}
+    lists: dict[str, object] = {}
+    for agent, value in by_agent.items():
+        try:
+            lists[agent] = value if isinstance(value, str) else np.asarray(value).tolist()
+        except ValueError as error:
+            raise FieldError(f"{argument}.{agent}", f"expected an array: {one_line(error)}") from error
+    return lists
+
+
+def _finite_number(argument: str, value: object) -> float:
+    """Return a number of Python or NumPy as a float. Raises FieldError that names the argument."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FieldError(argument, f"expected a number, got {value!r}") from error
+    if not math.isfinite(number):
+        raise FieldError(argument, f"expected a finite number, got {number}")
+    return number
+
+
+def _plain_numbers(fields: JsonMapping) -> JsonObject:
+    """Return the fields, and those of mappings in them, with Python's numbers in place of NumPy's."""
+    return {
+        name: _plain_numbers(value)
+        if isinstance(value, Mapping)
+        else value.item()
+        if isinstance(value, np.generic)
+        else value
+        for name, value in fields.items()
+    }
+
+
+def _check_json(path: str, value: object) -> None:
+    """Raise FieldError if JSON cannot hold a value; it names the innermost key by its path with dots."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(value, Mapping):
+            for key, field in value.items():
+                _check_json(f"{path}.{key}".lstrip("."), field)
+        raise FieldError(path or "body", f"expected what JSON can hold: {one_line(error)}") from error

@@ -63,7 +63,7 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
         ("max_steps", 1, MAX_EVALUATION_STEPS),
     ):
         value = getattr(options, name)
-        if not isinstance(value, int) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise FieldError(name, f"expected a whole number of {minimum} or more, got {value!r}")
         if value > maximum:
             raise FieldError(name, f"expected a whole number of at most {maximum}, got {value}")

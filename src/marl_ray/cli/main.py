@@ -26,7 +26,7 @@ from marl_ray.cli.training.runs import runs_app
 from marl_ray.cli.training.submit import submit_app
 from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train
-from marl_ray.cluster.job_wait import INTERRUPTED_STATUS
+from marl_ray.cluster.waits import INTERRUPTED_STATUS
 from marl_ray.errors import MarlRayError
 
 USAGE_ERROR: Any = typer.BadParameter.__base__

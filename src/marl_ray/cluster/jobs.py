@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 from urllib.parse import urlsplit
 
-from marl_ray.cluster.job_wait import INTERRUPTED_STATUS, JOB_TIMEOUT_S
+from marl_ray.cluster.waits import CONNECT_S, INTERRUPTED_STATUS, JOB_TIMEOUT_S, LOST_S, READ_S
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
 from marl_ray.errors import MarlRayError, one_line
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts of a dashboard's URL that are this machine."""
-CONNECT_S, READ_S = 5.0, 30.0
-"""Deadlines of one HTTP request, for its connection and for its answer, in seconds; Ray's client sets none."""
-LOST_S = 60.0
-"""Seconds for which a cluster may be out of reach while a job is followed."""
 STOP_S = 60.0
 """Seconds that a job has to end after it was asked to."""
 GRACE_S = 30

@@ -79,7 +79,7 @@ def is_schedule(text: str) -> bool:
 
 
 def _is_cron_part(part: str, minimum: int, maximum: int, names: list[str]) -> bool:
-    """Return True for `*`, a number or a range, each with a step that is not 0."""
+    """Return True for `*` or `?`, which mean the same, a number or a range, each with or without a step that is not 0."""
     match = _CRON_PART.fullmatch(part)
     if match is None or (match[3] is not None and int(match[3]) == 0):
         return False

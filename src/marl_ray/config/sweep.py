@@ -47,7 +47,7 @@ class DimensionConfig(Config):
     in `{algorithm: [grpo, rloo]}`."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> "DimensionConfig":
+    def _check_one_source(self) -> "DimensionConfig":
         kinds = [kind for kind in DIMENSION_KINDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
             raise ValueError(f"expected one of {', '.join(DIMENSION_KINDS)}, got {', '.join(kinds) or 'none'}")
@@ -154,7 +154,7 @@ class SweepConfig(Config):
         return data
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "SweepConfig":
+    def _check_combination(self) -> "SweepConfig":
         for key in (*self.space, *self.set):
             if key.split(".")[0] in SWEEP_OWNED_KEYS:
                 raise ValueError(f"{key!r} is set by the sweep itself" + (": use `seeds`" if key == "seed" else ""))

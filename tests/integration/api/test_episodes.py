@@ -58,6 +58,7 @@ def test_the_command_line_plays_the_same_episodes(bundle):
     [
         ({}, "benchmark: expected a benchmark's name, or `episodes`"),
         ({"episodes": 0}, "episodes: expected a whole number of 1 or more, got 0"),
+        ({"episodes": True}, "episodes: expected a whole number of 1 or more, got True"),
         ({"episodes": (1 << 20) + 1}, "episodes: expected a whole number of at most 1048576, got 1048577"),
         ({"episodes": 3, "gredy": True}, r"gredy: is unknown; did you mean greedy\?"),
         ({"episodes": 3, "k": [1]}, "k: expected none beside `episodes`"),

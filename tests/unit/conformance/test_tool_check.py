@@ -3,10 +3,11 @@
 import sys
 import time
 import types
-from typing import Any, Literal
+from datetime import date
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from marl_ray.agents.errors import ToolError
 from marl_ray.conformance.extensions import tool as checker
@@ -45,6 +46,22 @@ def counts(a: int = 0, *, seen: Any = None) -> str:
     return str(len(counted))
 
 
+def rolls(
+    sides: Annotated[int, Field(ge=2, le=6)],
+    throws: Annotated[list[int], Field(min_length=1)],
+    day: date,
+    code: Annotated[str, Field(pattern="^[A-Z]{2}$", examples=["DE", "NL"])],
+    note: Annotated[str, Field(pattern="^no text is known$")] = "",
+) -> str:
+    """Rolls dice."""
+    return f"{sides} {throws} {day} {code} {note}"
+
+
+def knocks(code: Annotated[str, Field(pattern="^[A-Z]{2}$")]) -> str:
+    """Knocks at a door."""
+    return code
+
+
 def talks(a: int) -> str:
     return str(a)
 
@@ -56,7 +73,7 @@ counted: list[int] = []
 @pytest.fixture(autouse=True)
 def _module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("checked_tools")
-    for function in (travel, divide, sleeps, counts, talks):
+    for function in (travel, divide, sleeps, counts, rolls, knocks, talks):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "checked_tools", module)
 
@@ -65,6 +82,7 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "failures"),
     [
         ("travel", []),
+        ("rolls", []),
         (
             "divide",
             ["calls: ValueError: {'a': 0, 'b': 0} raises ZeroDivisionError: division by zero; raise"],
@@ -85,6 +103,13 @@ def test_settings_are_options():
     assert [each.failure for each in check("checked_tools:travel", {"price": 2.0})] == [None] * 5
     with pytest.raises(MarlRayError, match="tools: checked_tools:travel has no option 'prce'; did you mean price"):
         list(check("checked_tools:travel", {"prce": 2.0}))
+
+
+def test_a_text_that_nobody_knows_is_asked_for():
+    with pytest.raises(
+        MarlRayError, match=r"tools: knocks: code: no text of the pattern .* name some by Field\(examples="
+    ):
+        list(check("checked_tools:knocks", {}))
 
 
 @pytest.mark.parametrize(("name", "settings"), [("answer", {}), ("google_search_serper", {"corpus": "towns"})])

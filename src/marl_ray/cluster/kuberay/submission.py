@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from marl_ray.cluster.job_wait import INTERRUPTED_STATUS, JOB_TIMEOUT_S
 from marl_ray.cluster.jobs import read_config, refuse_relative_paths
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
@@ -21,6 +20,7 @@ from marl_ray.cluster.kuberay.client.waiting import wait
 from marl_ray.cluster.kuberay.manifests.pods import CLUSTER_LABEL
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.waits import INTERRUPTED_STATUS, JOB_TIMEOUT_S
 from marl_ray.config import RunConfig
 from marl_ray.config.base import KUBERNETES_NAME
 from marl_ray.config.cluster import FILES_PATH, ClusterConfig, JobConfig

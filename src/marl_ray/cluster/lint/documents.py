@@ -37,7 +37,10 @@ def is_manifest(document: object) -> bool:
 
 
 def embedded_serve_config(document: object) -> JsonValue:
-    """Return the Serve config inside a RayService, parsed from its `serveConfigV2`; None if it has none that is YAML."""
+    """Return the Serve config inside a RayService, parsed from its `serveConfigV2`.
+
+    It is None for any other document, and where the text is missing, no YAML, or not exactly one document of it.
+    """
     spec = document.get("spec") if isinstance(document, Mapping) and document.get("kind") == "RayService" else None
     text = spec.get("serveConfigV2") if isinstance(spec, Mapping) else None
     if not isinstance(text, str):

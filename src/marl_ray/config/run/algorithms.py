@@ -159,11 +159,20 @@ _CRITIC_FREE_DEFAULTS: dict[str, object] = _GROUP_DEFAULTS | {"gamma": 1.0}
 
 
 def _group_spec(
-    title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP_KEYS, **defaults: object
+    title: str,
+    paper: str,
+    aggregation: str,
+    norm: str,
+    keys: tuple[str, ...] = _CLIP_KEYS,
+    *,
+    group_norm: bool = True,
+    **defaults: object,
 ) -> AlgorithmSpec:
-    """Return the spec of a critic-free algorithm that compares the members of a group."""
+    """Return the spec of a critic-free algorithm that compares the members of a group.
+
+    `group_norm` is False for one whose advantages no deviation of a group may divide.
+    """
     values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": norm} | defaults
-    group_norm = "ratio_level" not in keys  # RLOO subtracts a mean of the others, which no deviation of all divides
     return AlgorithmSpec(
         title, paper, groups=True, group_norm=group_norm, keys=(*keys, "dynamic_sampling"), defaults=values
     )
@@ -197,7 +206,12 @@ SPECS: dict[str, AlgorithmSpec] = {
     "grpo": _group_spec("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
     "dr_grpo": _group_spec("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
     "rloo": _group_spec(
-        "REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP_KEYS, "ratio_level")
+        "REINFORCE leave-one-out",
+        "arXiv 2402.14740",
+        "token-mean",
+        "none",
+        (*_CLIP_KEYS, "ratio_level"),
+        group_norm=False,  # it subtracts a mean of the others, which no deviation of all divides
     ),
     "reinforce_pp": AlgorithmSpec(
         "REINFORCE++",

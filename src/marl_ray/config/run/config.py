@@ -35,7 +35,7 @@ class RunConfig(RunKeys):
     """One training run: its environment, team, algorithm and resources."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "RunConfig":
+    def _check_combination(self) -> "RunConfig":
         for check in CHECKS:
             check(self)
         return self

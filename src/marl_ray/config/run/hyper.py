@@ -136,7 +136,7 @@ class HyperParameters(Config):
     """Factor of each shortening."""
 
     beta: PositiveFloat = 0.1
-    """DPO: weight of the log ratio to the reference, which holds the policy the nearer the larger it is."""
+    """DPO: its paper's beta, the weight of the log ratio to the reference; a larger one holds the policy nearer to it."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """DPO: share of the pairs whose order is believed to be wrong."""
     regression_beta: PositiveFloat = 0.02
@@ -149,7 +149,7 @@ class HyperParameters(Config):
     """Direct DAPO: the return that the critic's 1 stands for; a higher one counts as this."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "HyperParameters":
+    def _check_combination(self) -> "HyperParameters":
         if self.clip_high is not None and self.clip_high < self.clip < 1:  # 1 is no lower bound
             raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
         if self.lowest_return >= self.highest_return:
@@ -183,7 +183,7 @@ class GivenHyper(HyperParameters):
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "GivenHyper":
+    def _check_combination(self) -> "GivenHyper":
         return self  # the algorithm's own defaults are not known here
 
     def as_given(self) -> dict[str, object]:

@@ -44,7 +44,7 @@ class ModelConfig(Config):
     """Keep the sharded weights, gradients and the optimiser's state in main memory; without effect on a CPU."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> "ModelConfig":
+    def _check_one_source(self) -> "ModelConfig":
         if (self.path is None) == (self.preset is None):
             raise ValueError("expected exactly one of `path` and `preset`")
         return self

@@ -108,7 +108,7 @@ class PolicyConfig(Config):
     """Play, never train; needs `bundle`."""
 
     @model_validator(mode="after")
-    def _frozen_needs_weights(self) -> "PolicyConfig":
+    def _check_frozen(self) -> "PolicyConfig":
         if self.frozen and self.bundle is None and (self.model is None or self.model.path is None):
             raise ValueError("frozen: true needs `bundle` (or `model.path`), the weights to play with")
         return self
@@ -219,7 +219,7 @@ class ResourcesConfig(Config):
     """Worker-group restarts from the last checkpoint before the run fails."""
 
     @model_validator(mode="after")
-    def _mesh_has_all_workers(self) -> "ResourcesConfig":
+    def _check_mesh(self) -> "ResourcesConfig":
         for key, number in self.parallel.items():
             if self.workers % number:
                 raise ValueError(f"parallel.{key}={number}: expected a divisor of resources.workers={self.workers}")
@@ -314,7 +314,7 @@ class BenchmarkConfig(Config):
         return self.name.replace(":", ".")
 
     @model_validator(mode="after")
-    def _has_a_file(self) -> "BenchmarkConfig":
+    def _check_file(self) -> "BenchmarkConfig":
         builtin = self.name in BENCHMARK.builtins
         if builtin and self.name not in RUN_BENCHMARKS:
             raise ValueError(
@@ -351,7 +351,7 @@ class EvaluationConfig(Config):
     """Language models: benchmarks that are measured before the first iteration, after the last, and between."""
 
     @model_validator(mode="after")
-    def _measured_once(self) -> "EvaluationConfig":
+    def _check_measures(self) -> "EvaluationConfig":
         names = [benchmark.name for benchmark in self.benchmarks]
         for name in names:
             if names.count(name) > 1:

@@ -77,7 +77,7 @@ class ArmConfig(Config):
         return self.bundle or str(self.url)
 
     @model_validator(mode="after")
-    def _bundle_or_url(self) -> "ArmConfig":
+    def _check_source(self) -> "ArmConfig":
         if (self.bundle is None) == (self.url is None):
             raise ValueError("expected either bundle or url")
         if self.url is not None and self.model is None:

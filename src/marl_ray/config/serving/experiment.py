@@ -133,7 +133,7 @@ class ExperimentConfig(Config):
         return self.promotion == "automatic" or (self.promotion is None and self.strategy in ("gradual", "replace"))
 
     @model_validator(mode="after")
-    def _some_traffic(self) -> "ExperimentConfig":
+    def _check_traffic(self) -> "ExperimentConfig":
         if not any(arm.weight > 0 for arm in self.arms.values()):
             raise ValueError("arms: at least one weight must be above zero")
         treatments = list(self.arms.values())[1:]
@@ -144,7 +144,7 @@ class ExperimentConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _shares_make_sense(self) -> "ExperimentConfig":
+    def _check_shares(self) -> "ExperimentConfig":
         if any(0 < arm.weight < MIN_WEIGHT for arm in self.arms.values()):
             raise ValueError(f"arms: expected weights of 0, or {MIN_WEIGHT:g} at least")
         if not all(name.isprintable() for name in self.arms):

@@ -93,14 +93,14 @@ class GatewayConfig(Config):
     """Logical CPUs that Ray reserves for each replica."""
 
     @model_validator(mode="after")
-    def _distinct_names(self) -> "GatewayConfig":
+    def _check_names(self) -> "GatewayConfig":
         names = [experiment.name for experiment in self.experiments]
         if len(set(names)) != len(names):
             raise ValueError("experiments: names must differ")
         return self
 
     @model_validator(mode="after")
-    def _layers_are_exclusive(self) -> "GatewayConfig":
+    def _check_layers(self) -> "GatewayConfig":
         shares = sorted(
             (experiment.layer, *experiment.layer_share, experiment.name)
             for experiment in self.experiments

@@ -62,7 +62,7 @@ class GuardrailConfig(Config):
         return self.binary
 
     @model_validator(mode="after")
-    def _consistent_measure(self) -> "GuardrailConfig":
+    def _check_measure(self) -> "GuardrailConfig":
         check_measure(self.name, self.margin, self.bounds, self.winsorize)
         if self.name == "outcome" and (self.bounds or self.winsorize):
             raise ValueError("bounds, winsorize: those of the outcome are keys of the experiment, not of its guardrail")
@@ -77,7 +77,7 @@ class GuardrailConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_direction(cls, data: object) -> object:
+    def _check_direction(cls, data: object) -> object:
         if isinstance(data, dict) and "better" not in data:
             name = data.get("name")
             if isinstance(name, str) and name not in BETTER_BY_DEFAULT:

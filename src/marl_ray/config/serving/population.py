@@ -40,7 +40,7 @@ class PopulationConfig(Config):
     """Name -> values of the requests' `attributes`. A unit takes part whose request has one of the values of every name."""
 
     @model_validator(mode="after")
-    def _sensible_attributes(self) -> "PopulationConfig":
+    def _check_attributes(self) -> "PopulationConfig":
         for name, values in self.attributes.items():
             if not name.isprintable():
                 raise ValueError(f"attributes: expected printable names, got {name!r}")

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-import torch
-
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm.properties import PROPERTIES
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
+from marl_ray.conformance.torch_threads import one_thread
 from marl_ray.errors import MarlRayError
 from marl_ray.training.single_process import process_group
 
@@ -20,8 +19,7 @@ def check_algorithm(algorithm: str) -> Iterator[CheckedProperty]:
     """
     if spec_of(algorithm).pairs:
         raise MarlRayError(f"algorithm: {algorithm} learns from preferred pairs, and the suite's games are played")
-    torch.set_num_threads(1)
-    with process_group():
+    with one_thread(), process_group():
         for game_property in PROPERTIES:
             if game_property.applies(algorithm):
                 yield check_property(

@@ -47,6 +47,8 @@ MOVING_MULTIPLIER_SETTINGS = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr
 """Settings of steps that move the policies and the multipliers measurably."""
 BUDGETS = (0.9, 1.1)
 """Budgets by cost signal, which uniform policies exceed: their costs are about 1.8 and 2.2."""
+EXACT_COSINE = 0.9999
+"""Minimum cosine of two gradients that are equal but for the rounding of float32."""
 SUMS_AFTER_CUT = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATE_COUNT)}
 """State -> reward and costs that would follow a cut there."""
 
@@ -77,7 +79,7 @@ def describe_difference(what: str, measured: float, true: float, tolerance: floa
     return f"{what} is {measured:.6g}, the true one {true:.6g}{times}"
 
 
-def describe_angle(what: str, measured: Tensor, true: Tensor, min_cosine: float = 0.9999) -> Difference:
+def describe_angle(what: str, measured: Tensor, true: Tensor, min_cosine: float = EXACT_COSINE) -> Difference:
     """Return the reason why two gradients do not point the same way; None if they do."""
     if not measured.norm():
         return f"{what} is zero, the true one is not"

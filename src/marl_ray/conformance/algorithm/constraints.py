@@ -24,6 +24,21 @@ from marl_ray.conformance.algorithm.comparing import (
 from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint
 from marl_ray.conformance.algorithm.games import POLICY_NAMES, SIGNAL_COUNT, STATE_COUNT, GameRules
 
+MEAN_TOLERANCE = 1e-3
+"""Share of the truth by which an exact mean may be off: rounding of float32 is far below it, and a mean per episode or per
+step in place of one per decision, the mistakes that it finds, is far above."""
+NUDGE = 3e-3
+"""Length of the step in the weights whose change of J_c is measured: long against float32's rounding, and short enough for
+the first order to describe it."""
+FIRST_ORDER_TOLERANCE = 0.03
+"""Share of the truth by which a first-order estimate may be off after such a step: room for the second-order term."""
+SHIFT_TOLERANCE, SHIFT_ROUNDING = 0.05, 2e-4
+"""Share of the true change of J_c, and an absolute part, by which a multiplier's change may be off: room for second-order
+terms of a step, and for the rounding of a change that is the difference of two multipliers in float32."""
+LINE_SEARCH_TOLERANCE = 0.25
+"""Share by which a step may miss the budget: a line search that meets the trust region's edge from outside, by rounding,
+shortens the step once, to 0.8 of it."""
+
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     """Check that over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
@@ -96,7 +111,9 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
             decisions = truth.decisions(rules, _uniform(case), number)
             for signal, violation in enumerate(violations):
                 true = (measured[signal] - BUDGETS[signal]) / decisions
-                problem = describe_difference(f"the violation per decision in batch {batch + 1}", violation, true, 1e-3)
+                problem = describe_difference(
+                    f"the violation per decision in batch {batch + 1}", violation, true, MEAN_TOLERANCE
+                )
                 if problem:
                     return problem
     return None
@@ -123,14 +140,16 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
             batch = batches[POLICY_NAMES[number]]
             up = truth.gradient(game_run.rules, game_run.tables(), 1, game_run.after)
             moves.enter_context(
-                learner_access.nudge_policy(game_run, number, game_run.weight_gradient(number, up), 3e-3)
+                learner_access.nudge_policy(game_run, number, game_run.weight_gradient(number, up), NUDGE)
             )
             after = learner_access.joint_factor(learner, batch, factor)
             changes = learner_access.moved_costs(game_run, number, batch, after, factor)
             now = truth.expected_returns(game_run.rules, game_run.tables(), game_run.after)
             for signal in range(SIGNAL_COUNT):
                 true = now[1 + signal] - before[1 + signal]
-                problem = describe_difference(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
+                problem = describe_difference(
+                    f"the change of J_c by policy {number + 1}", changes[signal], true, FIRST_ORDER_TOLERANCE
+                )
                 if problem:
                     return problem
             factor, before = after, now
@@ -199,8 +218,8 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
 
 
 def describe_shift(what: str, measured: float, true: float) -> Difference:
-    """Return a sentence about a change of a cost that is not the true one; None within 5 %, or 2e-4 of a small one."""
-    if abs(measured - true) <= 0.05 * abs(true) + 2e-4:
+    """Return a sentence about a change of a cost that is not the true one; None within the tolerances of shifts."""
+    if abs(measured - true) <= SHIFT_TOLERANCE * abs(true) + SHIFT_ROUNDING:
         return None
     return f"{what} is {measured:.5f}, the true one {true:.5f}" + (f", {measured / true:.2f} times" if true else "")
 
@@ -227,8 +246,9 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
             tables = list(game_run.uniform)
         tables[members] = ends[members]
         change = truth.expected_returns(game_run.rules, tables, game_run.after)[1] - start
-        # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
-        problem = describe_difference(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)
+        problem = describe_difference(
+            f"the change of J_c by policy {number + 1}'s step", change, -excess, LINE_SEARCH_TOLERANCE
+        )
         if problem:
             return problem
     return None

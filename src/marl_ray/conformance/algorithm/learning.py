@@ -6,6 +6,7 @@ from marl_ray.conformance.algorithm.comparing import (
     BUDGETS,
     CERTAIN_CRITIC_SETTINGS,
     DRIFT_SETTINGS,
+    EXACT_COSINE,
     FIRST_STEP_SETTINGS,
     Difference,
     begin_run,
@@ -22,6 +23,14 @@ from marl_ray.conformance.algorithm.game_run import (
     whole_episodes,
 )
 
+FITTED_CRITIC_COSINE = 0.999
+"""Minimum cosine with the true gradient of J where a critic is fitted before the actor's step, because it is not exact."""
+MAX_MOVEMENT = 1e-3
+"""Change of a log-probability, in nats, that counts as none: Adam's steps of DRIFT_SETTINGS have the length of the learning
+rate, 0.01, on any advantage that is not exactly zero, however small."""
+MAX_GRADIENT_DEVIATION = 1e-4
+"""Length of the difference of two gradients, in lengths of one, that counts as none: sums of float32 in another order."""
+
 
 def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     """Check that the first gradient step goes up the true gradient of J."""
@@ -31,8 +40,8 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     )
     for number, learner in enumerate(game_run.learners):
         measured = -learner_access.actor_gradient(learner)
-        least = 0.999 if spec_of(algorithm).critic_first else 0.9999  # such a critic is not exact
-        problem = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), least)
+        min_cosine = FITTED_CRITIC_COSINE if spec_of(algorithm).critic_first else EXACT_COSINE
+        problem = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), min_cosine)
         if problem:
             return problem
     return None
@@ -77,7 +86,7 @@ def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
 
 
 def _describe_movement(movement: float, iteration: int) -> Difference:
-    if movement <= 1e-3:
+    if movement <= MAX_MOVEMENT:
         return None
     return f"a log-probability moved by {movement:.4f} in iteration {iteration + 1}, without any reward"
 
@@ -94,7 +103,7 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
         for clipped, free in zip(*(game_run.learners for game_run in game_runs), strict=True):
             with_clip, without = learner_access.critic_gradient(clipped), learner_access.critic_gradient(free)
             removed = float((with_clip - without).norm() / without.norm())
-            if removed > 1e-4:
+            if removed > MAX_GRADIENT_DEVIATION:
                 return f"in iteration {iteration + 1} the clip takes away {removed:.0%} of the critics' first gradient"
     return None
 
@@ -137,7 +146,7 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     for reference, other in zip(undivided.learners, cut.learners, strict=True):
         measured, true = learner_access.gradient(other), learner_access.gradient(reference)
         deviation = float((measured - true).norm() / true.norm())
-        if deviation > 1e-4:
+        if deviation > MAX_GRADIENT_DEVIATION:
             return f"the gradient of passes of 3 copies differs from that of one pass by {deviation:.1e}"
     return None
 

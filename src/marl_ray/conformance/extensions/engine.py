@@ -6,6 +6,7 @@ import torch
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse_unknown_settings
+from marl_ray.conformance.torch_threads import one_thread
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt
@@ -24,23 +25,29 @@ def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty
     """Sample from a model with random weights; an engine has no settings."""
     refuse_unknown_settings("engine", settings)
     load_part(ENGINE, name)
-    torch.set_num_threads(1)
-    generation = GenerationConfig(max_tokens=8, temperature=0.7, engine=name)
+    with one_thread():
+        policy = _build_policy(name)
+        engines: list[Engine] = []
+        made = check_property("making", "it is made from a policy", lambda: engines.append(make_engine(policy)))
+        yield made
+        if made.failure is not None:
+            return
+        engine = engines[0]
+        try:
+            yield from _check_sampling(engine, policy)
+        finally:
+            engine.close()
+
+
+def _build_policy(engine: str) -> TokenPolicy:
+    """Return a small policy that samples by an engine, with random weights whose distributions are not flat."""
+    generation = GenerationConfig(max_tokens=8, temperature=0.7, engine=engine)
     policy = build_token_policy(ModelConfig(preset="tiny-0.2m", context=64), generation, SEED)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        for parameter in policy.lm.parameters():  # distributions that are not flat
+        for parameter in policy.lm.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    engines: list[Engine] = []
-    made = check_property("making", "it is made from a policy", lambda: engines.append(make_engine(policy)))
-    yield made
-    if made.failure is not None:
-        return
-    engine = engines[0]
-    try:
-        yield from _check_sampling(engine, policy)
-    finally:
-        engine.close()
+    return policy
 
 
 def _check_sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:

@@ -8,8 +8,8 @@ from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutErr
 from marl_ray.agents.react_format import write_signature
 from marl_ray.agents.tools import Tool, make_tool
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
-from marl_ray.errors import one_line
-from marl_ray.json_types import JsonMapping
+from marl_ray.conformance.schema_values import NoFittingValueError, fitting_object
+from marl_ray.errors import MarlRayError, one_line
 
 DEADLINE_S = 20.0
 """Seconds that a call may take; the environment's `timeout_s` by default."""
@@ -24,11 +24,14 @@ MAX_DESCRIPTION_LENGTH = 200
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Call a tool with arguments that fit its schema, and with one that does not.
 
-    `settings` are its options. Raises MarlRayError where it cannot be made.
+    `settings` are its options. Raises MarlRayError where it cannot be made, or no value of an argument is known.
     """
     tool = make_tool(name, settings)
     tool.prepare()
-    calls = [_fitting_arguments(tool.parameters, variant) for variant in range(VARIANTS)]
+    try:
+        calls = [fitting_object(tool.parameters, variant) for variant in range(VARIANTS)]
+    except NoFittingValueError as error:
+        raise MarlRayError(f"tools: {tool.name}: {error}") from error
     results: list[str] = []
 
     def answers() -> str | None:
@@ -97,40 +100,4 @@ def _check_threads(tool: Tool, calls: Sequence[Mapping[str, object]], results: S
         for again in threads.map(lambda _: [_call_tool(tool, arguments) for arguments in calls], range(THREADS)):
             if again != list(results):
                 return f"{THREADS} threads at once got {str(again)[:80]}, one alone {str(list(results))[:80]}"
-    return None
-
-
-def _fitting_arguments(schema: JsonMapping, variant: int) -> dict[str, object]:
-    """Return the arguments that fit a tool's schema; the first variant leaves out those that may be."""
-    definitions, required = schema.get("$defs", {}), schema.get("required", ())
-    return {
-        name: _fitting_value(part, definitions, variant)
-        for name, part in schema["properties"].items()
-        if variant or name in required
-    }
-
-
-def _fitting_value(schema: JsonMapping, definitions: JsonMapping, variant: int) -> object:
-    """Return a value that fits a JSON schema as pydantic writes them for type hints."""
-    if "$ref" in schema:
-        return _fitting_value(definitions[schema["$ref"].rpartition("/")[2]], definitions, variant)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return schema["enum"][variant % len(schema["enum"])]
-    if "anyOf" in schema:
-        return _fitting_value(schema["anyOf"][variant % len(schema["anyOf"])], definitions, variant)
-    match schema.get("type"):
-        case "string":
-            return ("a", "", "K\u00f6ln 7\n{x}")[variant]
-        case "integer":
-            return max(schema.get("minimum", 0), (1, 0, 7)[variant])
-        case "number":
-            return max(schema.get("minimum", 0.0), (1.0, 0.0, 2.5)[variant])
-        case "boolean":
-            return variant % 2 == 1
-        case "array":
-            return [_fitting_value(schema.get("items", {}), definitions, variant)] * variant
-        case "object":
-            return _fitting_arguments({"properties": {}, **schema, "$defs": definitions}, variant)
     return None

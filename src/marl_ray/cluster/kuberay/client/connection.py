@@ -19,13 +19,10 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
+from marl_ray.cluster.waits import CONNECT_S, LOST_S, READ_S
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
 
-CONNECT_S, READ_S = 5.0, 30.0
-"""Deadlines of one request, for its connection and for its answer, in seconds."""
-LOST_S = 60.0
-"""Seconds for which the API may be out of reach before a command gives up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
 """Seconds between two tries of a request; the pause doubles from the first to the maximum."""
 TRANSIENT_STATUSES = (

@@ -27,7 +27,12 @@ CONTAINER_SECURITY = {
 """Security context of every container. `/tmp`, which Ray and caches of libraries write, is a volume."""
 _GPU_RESOURCE = "nvidia.com/gpu"
 """Name of NVIDIA's GPUs among a pod's resources."""
-_SCRAPE_ANNOTATIONS = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
+GCS_PORT, DASHBOARD_PORT, SERVE_PORT = 6379, 8265, 8000
+"""Ports of Ray's control service, of its dashboard and of Ray Serve's proxy: Ray's defaults."""
+NODE_METRICS_PORT, AUTOSCALER_METRICS_PORT, DASHBOARD_METRICS_PORT = 8080, 44217, 44227
+"""Ports where Prometheus reads the metrics of every node, and on the head those of the autoscaler and of the dashboard: the
+first is KubeRay's default, the others are Ray's."""
+_SCRAPE_ANNOTATIONS = {"prometheus.io/scrape": "true", "prometheus.io/port": str(NODE_METRICS_PORT)}
 """Annotations by which Prometheus finds Ray's metrics agent."""
 _KEEP_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Annotations by which autoscalers of machines leave a pod where it is."""
@@ -146,8 +151,9 @@ def _environment(config: ClusterConfig) -> list[JsonObject]:
 
 
 def _ports(config: ClusterConfig, is_head: bool) -> list[JsonObject]:
-    ports = {"gcs-server": 6379, "dashboard": 8265, "as-metrics": 44217, "dash-metrics": 44227} if is_head else {}
-    ports |= ({"serve": 8000} if config.service is not None else {}) | {"metrics": 8080}
+    ports = {"gcs-server": GCS_PORT, "dashboard": DASHBOARD_PORT} if is_head else {}
+    ports |= {"as-metrics": AUTOSCALER_METRICS_PORT, "dash-metrics": DASHBOARD_METRICS_PORT} if is_head else {}
+    ports |= ({"serve": SERVE_PORT} if config.service is not None else {}) | {"metrics": NODE_METRICS_PORT}
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 

@@ -19,9 +19,14 @@ from marl_ray.cluster.kuberay.manifests.models import (
     WorkerGroup,
 )
 from marl_ray.cluster.kuberay.manifests.pods import (
+    AUTOSCALER_METRICS_PORT,
     CLUSTER_LABEL,
     CONTAINER_SECURITY,
+    DASHBOARD_METRICS_PORT,
+    DASHBOARD_PORT,
+    NODE_METRICS_PORT,
     ROLE_LABEL,
+    SERVE_PORT,
     has_scaling_groups,
     pod_of,
     pull_secrets_of,
@@ -236,6 +241,8 @@ def _network_policy(config: ClusterConfig) -> JsonObject:
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
+    metrics_ports = (NODE_METRICS_PORT, AUTOSCALER_METRICS_PORT, DASHBOARD_METRICS_PORT)
+
     def ports(*numbers: int) -> list[JsonObject]:
         return [{"port": number, "protocol": "TCP"} for number in numbers]
 
@@ -248,9 +255,9 @@ def _network_policy(config: ClusterConfig) -> JsonObject:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [pods]},
-                {"from": [operator], "ports": ports(8265, 8000)},
-                {"from": [clients], "ports": ports(8000, 8265)},
-                {"from": [monitoring], "ports": ports(8080, 44217, 44227)},
+                {"from": [operator], "ports": ports(DASHBOARD_PORT, SERVE_PORT)},
+                {"from": [clients], "ports": ports(SERVE_PORT, DASHBOARD_PORT)},
+                {"from": [monitoring], "ports": ports(*metrics_ports)},
             ],
         },
     }

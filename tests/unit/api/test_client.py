@@ -1,0 +1,88 @@
+"""The client refuses what JSON cannot hold before it asks the gateway, and names the argument."""
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from marl_ray.api.client import Client
+from marl_ray.errors import FieldError
+
+NO_GATEWAY = "http://127.0.0.1:9"
+"""Port of `discard`, where nothing answers: what is refused is refused before a request."""
+
+
+@pytest.fixture
+def bodies():
+    """Serve a gateway that accepts every POST, and yield its address and the bodies that it gets."""
+    received: list[object] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", received
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_numbers_of_numpy_are_numbers(bodies):
+    url, received = bodies
+    with Client(url) as client:
+        client.record_outcome("s", np.float32(0.5), {"steps": np.int64(3), "cost": np.float32(0.25)})
+        client.request("/generate", {"temperature": np.float32(0.5), "attributes": {"age": np.int8(7)}})
+    assert received == [
+        {"session_id": "s", "value": 0.5, "metrics": {"steps": 3.0, "cost": 0.25}},
+        {"temperature": 0.5, "attributes": {"age": 7}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "metrics", "refusal"),
+    [
+        (float("nan"), None, "value: expected a finite number, got nan"),
+        (np.float32("inf"), None, "value: expected a finite number, got inf"),
+        (object(), None, "value: expected a number, got <object object at "),
+        (10**400, None, "value: expected a number, got 1000"),
+        (1.0, {"cost": float("inf")}, "metrics.cost: expected a finite number, got inf"),
+        (1.0, {"cost": object()}, "metrics.cost: expected a number, got <object object at "),
+        (1.0, [("cost", 1.0)], "metrics: expected a mapping of names to numbers, got list"),
+    ],
+)
+def test_an_outcome_that_is_no_number_is_named(value, metrics, refusal):
+    with Client(NO_GATEWAY) as client, pytest.raises(FieldError, match=f"^{re.escape(refusal)}"):
+        client.record_outcome("s", value, metrics)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        ({"observations": {"a": [np.nan]}}, "observations.a: expected what JSON can hold: Out of range float values"),
+        ({"observations": {"a": object()}}, "observations.a: expected what JSON can hold: Object of type object"),
+        ({"observations": {"a": [[1], [1, 2]]}}, "observations.a: expected an array: setting an array element"),
+        ({"observations": {"a": [1]}, "action_masks": {"a": [np.inf]}}, "action_masks.a: expected what JSON can hold"),
+        ({"observations": {"a": [1]}, "attributes": {"at": object()}}, "attributes.at: expected what JSON can hold"),
+    ],
+)
+def test_an_observation_that_is_no_json_is_named(arguments, refusal):
+    with Client(NO_GATEWAY) as client, pytest.raises(FieldError, match=f"^{re.escape(refusal)}"):
+        client.act(**arguments)
+
+
+def test_a_setting_that_is_no_json_is_named():
+    with Client(NO_GATEWAY) as client, pytest.raises(FieldError, match=r"^temperature: expected what"):
+        client.generate("a prompt", temperature=float("nan"))
