@@ -15,7 +15,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_bundle
 
 Answer = dict[str, dict[str, Any]]
 MAX_ONGOING_REQUESTS = 2_000

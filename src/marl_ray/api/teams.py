@@ -25,7 +25,7 @@ def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
     has the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is
     missing or damaged.
     """
-    from marl_ray.policies.bundles.actor_critic import load_bundle
+    from marl_ray.policies.bundles.loading import load_bundle
 
     return LoadedTeam(load_bundle(bundle, resolve_tracking_uri(tracking_uri)), str(bundle))
 

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from marl_ray.config import NetworkConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.stacked import Stack, can_stack
-from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, save_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 

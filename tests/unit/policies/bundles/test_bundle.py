@@ -12,7 +12,9 @@ from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import space_from_json, space_to_json
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 
 OBSERVATION = spaces.MultiDiscrete([5, 4], dtype=np.int8)
 NETWORK = NetworkConfig(hidden=(8,))
