@@ -118,7 +118,7 @@ class LoadedTeam:
 
     def _engine(self, name: str, policy: "TokenPolicy") -> "Engine":
         if name not in self._engines:
-            from marl_ray.policies.engines.sampler import make_engine
+            from marl_ray.policies.engines.choice import make_engine
 
             self._engines[name] = make_engine(policy)
         return self._engines[name]

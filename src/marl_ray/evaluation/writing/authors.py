@@ -12,7 +12,8 @@ from marl_ray.errors import FieldError
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.bundles.loading import load_bundle
-from marl_ray.policies.engines.sampler import Engine, make_engine
+from marl_ray.policies.engines.base import Engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.prompting.protocol import Tokenizer
 
 

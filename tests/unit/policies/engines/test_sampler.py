@@ -28,10 +28,11 @@ from transformers import (
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Prompt
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.cached_forward import ForwardModel
 from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
-from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
 from marl_ray.policies.engines.torch_engine import cached_model
 from marl_ray.policies.language.lora import add_adapters, without_adapters
 from marl_ray.policies.language.sampling_copy import plain_copy, refresh
