@@ -59,7 +59,9 @@ class Team:
                 future.set_result(answer)
 
     def _check(self, observations: dict[str, Any]) -> dict[str, np.ndarray]:
-        return {agent: self._bundle.check(agent, observation) for agent, observation in observations.items()}
+        return {
+            agent: self._bundle.parse_observation(agent, observation) for agent, observation in observations.items()
+        }
 
     def _answers(self, requests: list[dict[str, np.ndarray]]) -> list[Answer]:
         return [

@@ -134,10 +134,10 @@ def _choose_actions(
     bundle: "Bundle", observations: Mapping[str, object], greedy: bool, seed: int | None, masks: Mapping[str, object]
 ) -> dict[str, object]:
     try:
-        rows = {agent: bundle.check(agent, observation) for agent, observation in observations.items()}
+        rows = {agent: bundle.parse_observation(agent, observation) for agent, observation in observations.items()}
         if unknown := [agent for agent in masks if agent not in rows]:
             raise FieldError(f"action_masks.{unknown[0]}", "expected an observation of this agent too")
-        allowed = {agent: bundle.check_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
+        allowed = {agent: bundle.parse_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
     except FieldError as error:
         raise MarlRayError(str(error)) from error
     noise = None if greedy else np.random.default_rng(seed)

@@ -120,7 +120,7 @@ class Bundle(BaseBundle):
                 bounds[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
         return bounds
 
-    def check(self, agent: str, observation: object) -> np.ndarray:
+    def parse_observation(self, agent: str, observation: object) -> np.ndarray:
         """Convert one observation of a request to an array. Raises FieldError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
@@ -157,11 +157,11 @@ class Bundle(BaseBundle):
             low, high = self._bounds[agent]
             outside = (single < low) | (single > high)
             if outside.any():
-                at = tuple(np.argwhere(outside)[0].tolist())
+                index = tuple(np.argwhere(outside)[0].tolist())
                 raise FieldError(
                     field,
-                    f"expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where they are "
-                    f"{low[at]:g} and {high[at]:g}",
+                    f"expected {expected} within its bounds, got {single[index]:g} at {list(index)}, where they "
+                    f"are {low[index]:g} and {high[index]:g}",
                 )
         if isinstance(space, spaces.Box):
             if array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer) and (single % 1 != 0).any():
@@ -173,7 +173,7 @@ class Bundle(BaseBundle):
                 raise FieldError(field, f"expected {expected}, got a category out of range")
         return array
 
-    def check_mask(self, agent: str, mask: object) -> np.ndarray:
+    def parse_mask(self, agent: str, mask: object) -> np.ndarray:
         """Convert one action mask of a request to a bool array. Raises FieldError naming what the agent expects."""
         space, field = self.policies[self.agents[agent]].action_space, f"action_masks.{agent}"
         if not isinstance(space, spaces.Discrete):

@@ -48,7 +48,10 @@ def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray
     space = bundle.policies["p"].observation_space
     space.seed(seed)
     agents = (["a", "b"], ["b"], ["a"])
-    return [{agent: bundle.check(agent, space.sample().tolist()) for agent in agents[i % 3]} for i in range(count)]
+    return [
+        {agent: bundle.parse_observation(agent, space.sample().tolist()) for agent in agents[i % 3]}
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["categories", "vector"])
