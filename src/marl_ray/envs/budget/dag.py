@@ -130,7 +130,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """
         if signals != 1:
             return None
-        from marl_ray.envs.budget.dag_batch import Budget, allow, observe, play  # loads numba
+        from marl_ray.envs.budget.dag_batch import Budget, allow, observe, step_copies  # loads numba
 
         prices, successes = np.array(EFFORTS).T.copy()
         budget = Budget(prices, successes, len(self.possible_agents), float(self.budget))
@@ -138,7 +138,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         def begin(seed: int) -> np.ndarray:
             return np.concatenate([np.random.default_rng(seed).random(TASK_COUNT), np.zeros(2)])
 
-        return ArrayBatch(self, copies, groups, signals, begin, play, observe, allow, (budget,))
+        return ArrayBatch(self, copies, groups, signals, begin, step_copies, observe, allow, (budget,))
 
     def _worker(self) -> str | None:
         """Return the agent whose turn it is; none after the last sub-task."""

@@ -57,11 +57,11 @@ def compiled_batch(
         return None
     rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
     rules = CartPoleRules(int(limit or 500), *rewards)
-    return ArrayBatch(env, copies, groups, signals, _begin, play, observe, parameters=(rules,))
+    return ArrayBatch(env, copies, groups, signals, _begin, step_copies, observe, parameters=(rules,))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def play(
+def step_copies(
     states: np.ndarray,
     alive: np.ndarray,
     actions: np.ndarray,
@@ -71,7 +71,7 @@ def play(
     truncated: np.ndarray,
     rules: CartPoleRules,
 ) -> None:
-    """Push the carts whose episodes run; see `arrays.Play`."""
+    """Push the carts whose episodes run; see `arrays.StepCopies`."""
     for c in range(len(states)):
         if not alive[c, 0]:
             continue

@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
-from marl_ray.envs.compiled.particle_physics import REFERENCE, SPREAD, TAG, Rules, observe, play
+from marl_ray.envs.compiled.particle_physics import REFERENCE, SPREAD, TAG, Rules, observe, step_copies
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -40,7 +40,9 @@ def compiled_batch(
     if not all(key in COMPILED_ARGUMENTS or value == defaults.get(key) for key, value in config.kwargs.items()):
         return None
     rules = _rules(WORLD_KINDS[config.id], defaults | config.kwargs)
-    return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, observe, parameters=(rules,))
+    return ArrayBatch(
+        env, copies, groups, signals, partial(_begin, rules=rules), step_copies, observe, parameters=(rules,)
+    )
 
 
 def _defaults(env_id: str) -> dict[str, Any]:
