@@ -65,6 +65,7 @@ class ParsedCall:
     text: str
     """The response up to the end of its call; what follows was never read, and no later prompt repeats it."""
     thought: str
+    """The text before the call, or that of its line `Thought:`."""
     tool: str
     """Name of the tool; empty if the response has none."""
     arguments: JsonObject | None

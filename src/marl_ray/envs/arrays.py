@@ -120,7 +120,7 @@ class ArrayBatch(EnvBatch):
                 group_rows[numbers] = np.where(absent[..., None], 0, group_rows[numbers])
 
     def metrics(self, copy: int) -> dict[str, float]:
-        """Return what `report` makes of the copy's state; empty without it."""
+        """Return the numbers that `report` makes of the copy's state, by name; empty without it."""
         numbers = {} if self.report is None else self.report(self.states[copy], *self.parameters)
         return {name: finite_number(value, f"metric {name}") for name, value in numbers.items()}
 
@@ -157,7 +157,7 @@ class ArrayBatch(EnvBatch):
         self.share_masks()
 
     def share_masks(self) -> None:
-        """Hand `masks` out by group. MarlRayError if an agent has no action."""
+        """Hand `masks` out by group. Raises MarlRayError if an agent has no action."""
         if self.masks is None:
             return
         for group, members in enumerate(self.members):

@@ -107,7 +107,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     def step(
         self, actions: dict[str, int]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Do the current sub-task with the effort that its worker chose."""
+        """Do the current sub-task with the effort that its worker chose. Raises RuntimeError after the last one."""
         worker = self._worker()
         if worker is None:
             raise RuntimeError("expected a reset, because the episode is over")
@@ -141,7 +141,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return ArrayBatch(self, copies, groups, signals, begin, step_copies, observe, allow, (budget,))
 
     def _worker(self) -> str | None:
-        """Return the agent whose turn it is; none after the last sub-task."""
+        """Return the agent whose turn it is; None after the last sub-task."""
         return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASK_COUNT else None
 
     def _share_left(self, spent: int) -> float:

@@ -47,7 +47,7 @@ class CartPoleRules(NamedTuple):
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `copies.COMPILED_BATCHES`."""
+    """Return the compiled batch of a config, as `copies.COMPILED_BATCHES` asks; None if it has to run in the loop."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
     if (
         config.id != "gymnasium.CartPole-v1"

@@ -33,7 +33,7 @@ the loop."""
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `copies.COMPILED_BATCHES`."""
+    """Return the compiled batch of a config, as `copies.COMPILED_BATCHES` asks; None if it has to run in the loop."""
     if config.id not in WORLD_KINDS:
         return None
     defaults = _defaults(config.id)
@@ -53,7 +53,12 @@ def _defaults(env_id: str) -> dict[str, Any]:
 
 
 def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
-    """Return the constants that mpe2 builds into a world's agents and landmarks."""
+    """Return the constants that mpe2 builds into a world's agents and landmarks.
+
+    The numbers are those of `make_world` in the module that `config.id` names, such as mpe2/simple_tag/simple_tag.py:
+    `size`, `accel` and `max_speed` of agents and landmarks, and `dim_c` of the world. What it does not set has the default
+    of mpe2/_mpe_utils. They have no units.
+    """
     if kind == TAG:
         chasers, landmarks = kwargs["num_adversaries"], kwargs["num_obstacles"]
         agents = chasers + kwargs["num_good"]

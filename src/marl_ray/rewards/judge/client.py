@@ -85,16 +85,27 @@ class JudgeSettings:
     """The address of a judge, and how long, how often and at what cost it may be asked (see `judge.reward.LLMJudge`)."""
 
     url: str
+    """Address of the API, such as https://HOST/v1; requests go to URL/chat/completions."""
     key_variable: str
+    """Environment variable that holds the key; empty without one."""
     cache: str | None
+    """Path of the SQLite file for replies and spending; None to keep neither beyond the process."""
     deadline_s: float
+    """Seconds of a judgement, with its wait for a slot and its retries."""
     retries: int
+    """Maximum number of further requests of a judgement."""
     concurrency: int
+    """Maximum number of requests of the process at once."""
     limit: float | None
+    """Maximum spending of all runs with this cache, in tokens, or in money if there are prices; None for no limit."""
     input_price: float | None
+    """Price of a million tokens read; None if tokens are counted."""
     output_price: float | None
+    """Price of a million tokens written; None if tokens are counted."""
     when_spent: str
+    """`error` to end the run at the limit, `fallback` to continue without replies."""
     max_failures: int
+    """Number of requests in a row without a reply that ends the run."""
 
     def cost(self, read: float, written: float) -> float:
         """Return the price of tokens read and written; without prices their number."""
