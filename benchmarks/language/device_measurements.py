@@ -14,8 +14,9 @@ import torch.distributed as dist
 from transformers import Qwen2Config
 
 from marl_ray.config import GenerationConfig, HyperParameters, ModelConfig, RunConfig, parse_config
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.engines.models.llama import LlamaModel
-from marl_ray.policies.engines.sampler import Prompt, make_engine
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.sharding.hugging_face import write_model

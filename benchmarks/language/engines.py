@@ -17,7 +17,7 @@ import torch
 from benchmarks.language.throughput import ENGINES, GROUP, PROMPTS, TOKENS, WARM_UP, texts
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Prompt
-from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 

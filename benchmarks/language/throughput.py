@@ -93,7 +93,8 @@ def train(options: argparse.Namespace) -> None:
     from marl_ray.algorithms.advantages.value_norm import ValueNorm
     from marl_ray.config import HyperParameters
     from marl_ray.config.run.model import GenerationConfig, ModelConfig
-    from marl_ray.policies.engines.sampler import Prompt, make_engine
+    from marl_ray.policies.engines.base import Prompt
+    from marl_ray.policies.engines.choice import make_engine
     from marl_ray.policies.language.token_policy import build_token_policy
     from marl_ray.rollout.text.episode import EpisodeTurn
     from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories

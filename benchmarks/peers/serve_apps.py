@@ -15,7 +15,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_bundle
 
 Answer = dict[str, dict[str, Any]]
 MAX_ONGOING_REQUESTS = 2_000
@@ -58,7 +59,9 @@ class Team:
                 future.set_result(answer)
 
     def _check(self, observations: dict[str, Any]) -> dict[str, np.ndarray]:
-        return {agent: self._bundle.check(agent, observation) for agent, observation in observations.items()}
+        return {
+            agent: self._bundle.parse_observation(agent, observation) for agent, observation in observations.items()
+        }
 
     def _answers(self, requests: list[dict[str, np.ndarray]]) -> list[Answer]:
         return [

@@ -25,7 +25,8 @@ from marl_ray.cluster.local_ray import free_port, local_ray
 from marl_ray.config import NetworkConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
+from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.client.deploy import deploy
 
 CPUS = 0.25

@@ -14,7 +14,7 @@ from toy_runs.runs import mlflow_database
 
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.config import SPECS, RunConfig, load_config
-from marl_ray.policies.bundles.actor_critic import Manifest
+from marl_ray.policies.bundles.manifest import Manifest
 from marl_ray.training.single_process import train_alone
 
 pytestmark = pytest.mark.shared_ray("two")

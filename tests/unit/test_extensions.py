@@ -19,7 +19,7 @@ from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.tracking.sinks import check_sinks, open_sinks
 from marl_ray.tuning.search.schedulers import make_scheduler

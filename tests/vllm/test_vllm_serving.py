@@ -11,7 +11,7 @@ from toy_serving.text_gateways import events, make_text_bundle, post, text_confi
 
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import TextRequest

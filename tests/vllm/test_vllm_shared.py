@@ -15,7 +15,7 @@ from toy_serving.gateways import with_gateway
 from toy_serving.text_gateways import events, post, text_config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import MANIFEST_FILE, file_hash, read_manifest
 from marl_ray.policies.engines.base import EngineRefusedError, Prompt
 from marl_ray.policies.engines.vllm.serving import WARM_UP, join_base

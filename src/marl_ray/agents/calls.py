@@ -27,7 +27,7 @@ from marl_ray.agents.named_arguments import parse_marked_call, parse_python_call
 from marl_ray.agents.tools import replace_surrogates
 from marl_ray.json_types import JsonObject
 
-CallProblem = Literal[
+CallFailure = Literal[
     "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
 ]
 MAX_TRIED_CALLS = 16
@@ -65,14 +65,15 @@ class ParsedCall:
     text: str
     """The response up to the end of its call; what follows was never read, and no later prompt repeats it."""
     thought: str
+    """The text before the call, or that of its line `Thought:`."""
     tool: str
     """Name of the tool; empty if the response has none."""
     arguments: JsonObject | None
-    """None if the input is no JSON object; `problem` and `why` then say what is wrong."""
-    problem: CallProblem = ""
+    """None if the input is no JSON object; `failure` and `why` then say what is wrong."""
+    failure: CallFailure = ""
     """Empty if the call can be made."""
     why: str = ""
-    """The reason of the problem, in a few words."""
+    """The reason of the failure, in a few words; empty without one."""
     code: str | None = None
     """The text of a fenced block that stands where JSON was expected; a tool with one argument may take it."""
 
@@ -96,9 +97,9 @@ def parse_call(text: str) -> ParsedCall:
             _parse_bare_call(visible)
             or ParsedCall(visible.rstrip(), _read_thought(visible), "", None, "no_call", "no line `Action:`")
         ]
-    call = next((call for call in calls if not call.problem), calls[0])
+    call = next((call for call in calls if not call.failure), calls[0])
     return ParsedCall(
-        text[: len(call.text)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code
+        text[: len(call.text)], call.thought, call.tool, call.arguments, call.failure, call.why, call.code
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marl_ray.agents.calls import CallProblem, ParsedCall
+from marl_ray.agents.calls import CallFailure, ParsedCall
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.tools import Tool, cut_middle
 from marl_ray.errors import one_line
@@ -29,10 +29,10 @@ _LEFT_OUT = "(earlier turns are left out)\n"
 
 @dataclass(frozen=True)
 class CallResult:
-    """Result of a call. `problem` is empty if the tool did its work."""
+    """Result of a call. `failure` is empty if the tool did its work."""
 
     observation: str
-    problem: CallProblem = ""
+    failure: CallFailure = ""
     tool: str = ""
     """Name of the tool that ran; empty if none did."""
     ends: bool = False
@@ -55,12 +55,12 @@ def make_call(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, lim
     `tools` are by name. Every failure of the call or the tool is an observation. Raises MarlRayError only if this
     machine cannot run a tool at all.
     """
-    if call.problem == "no_call":
+    if call.failure == "no_call":
         return CallResult(
-            cut_middle(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem
+            cut_middle(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.failure
         )
-    if call.problem == "bad_json" and not call.tool:
-        return CallResult(cut_middle(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
+    if call.failure == "bad_json" and not call.tool:
+        return CallResult(cut_middle(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.failure)
     tool = find_tool(tools, call.tool)
     if tool is None:
         names = ", ".join(tools)
@@ -72,21 +72,21 @@ def make_call(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, lim
     if arguments is None:
         return CallResult(cut_middle(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
-    problem: CallProblem = ""
+    failure: CallFailure = ""
     began = time.monotonic()
     try:
         text = tool.call(arguments, began + timeout_s)
     except ToolArgumentsError as error:
         return CallResult(cut_middle(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
     except ToolTimeoutError:
-        text, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
+        text, failure = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
     except ToolError as error:
-        text, problem = str(error), "failed"
+        text, failure = str(error), "failed"
     except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
-        text, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
-    ends = tool.ends and not problem
+        text, failure = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
+    ends = tool.ends and not failure
     return CallResult(
-        cut_middle(text, _MAX_CHARACTERS if ends else limit), problem, tool.name, ends, time.monotonic() - began
+        cut_middle(text, _MAX_CHARACTERS if ends else limit), failure, tool.name, ends, time.monotonic() - began
     )
 
 

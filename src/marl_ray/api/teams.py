@@ -25,7 +25,7 @@ def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
     has the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is
     missing or damaged.
     """
-    from marl_ray.policies.bundles.actor_critic import load_bundle
+    from marl_ray.policies.bundles.loading import load_bundle
 
     return LoadedTeam(load_bundle(bundle, resolve_tracking_uri(tracking_uri)), str(bundle))
 
@@ -118,7 +118,7 @@ class LoadedTeam:
 
     def _engine(self, name: str, policy: "TokenPolicy") -> "Engine":
         if name not in self._engines:
-            from marl_ray.policies.engines.sampler import make_engine
+            from marl_ray.policies.engines.choice import make_engine
 
             self._engines[name] = make_engine(policy)
         return self._engines[name]
@@ -134,10 +134,10 @@ def _choose_actions(
     bundle: "Bundle", observations: Mapping[str, object], greedy: bool, seed: int | None, masks: Mapping[str, object]
 ) -> dict[str, object]:
     try:
-        rows = {agent: bundle.check(agent, observation) for agent, observation in observations.items()}
+        rows = {agent: bundle.parse_observation(agent, observation) for agent, observation in observations.items()}
         if unknown := [agent for agent in masks if agent not in rows]:
             raise FieldError(f"action_masks.{unknown[0]}", "expected an observation of this agent too")
-        allowed = {agent: bundle.check_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
+        allowed = {agent: bundle.parse_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
     except FieldError as error:
         raise MarlRayError(str(error)) from error
     noise = None if greedy else np.random.default_rng(seed)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Begin = Callable[[int], np.ndarray]
 """A function of a seed that returns the state (S,) float64 in which an episode begins. All luck of an episode is in it:
 one seed and the same actions give the same episode."""
-Play = Callable[..., None]
+StepCopies = Callable[..., None]
 """A function of (states, alive, actions, rewards, costs, terminated, truncated, *parameters) that moves the states (copies,
 S) of the copies in which somebody is alive (copies, agents) by one step, and writes the results of the agents that are: the
 fields of a `BatchStep`, which are zero before. What it writes for other agents is dropped. `actions` are (copies,
@@ -50,7 +50,7 @@ class ArrayBatch(EnvBatch):
         groups: Sequence[Sequence[str]],
         signals: int,
         begin: Begin,
-        play: Play,
+        step_copies: StepCopies,
         observe: ObserveRows,
         allow: Allow | None = None,
         parameters: tuple[object, ...] = (),
@@ -58,12 +58,12 @@ class ArrayBatch(EnvBatch):
     ):
         """Take the agents and the sizes of their actions from `env`.
 
-        `parameters` are the last arguments of `play`, `observe`, `allow` and `report`. Raises MarlRayError if an action
-        space is not Discrete.
+        `parameters` are the last arguments of `step_copies`, `observe`, `allow` and `report`. Raises MarlRayError if an
+        action space is not Discrete.
         """
         agents = list(env.possible_agents)
         self.begin = begin
-        self.play = play
+        self.step_copies = step_copies
         self.observe_rows = observe
         self.allow = allow
         self.report = report
@@ -120,7 +120,7 @@ class ArrayBatch(EnvBatch):
                 group_rows[numbers] = np.where(absent[..., None], 0, group_rows[numbers])
 
     def metrics(self, copy: int) -> dict[str, float]:
-        """Return what `report` makes of the copy's state; empty without it."""
+        """Return the numbers that `report` makes of the copy's state, by name; empty without it."""
         numbers = {} if self.report is None else self.report(self.states[copy], *self.parameters)
         return {name: finite_number(value, f"metric {name}") for name, value in numbers.items()}
 
@@ -135,7 +135,7 @@ class ArrayBatch(EnvBatch):
             c, i = np.argwhere(outside)[0]
             raise ValueError(f"action {moves[c, i]} of {self.agents[i]} is not in {self.first[i]} to {self.last[i]}")
         step = BatchStep.zeros(len(alive), len(self.agents), self.signals)
-        self.play(self.states[copies], alive, moves, *step, *self.parameters)
+        self.step_copies(self.states[copies], alive, moves, *step, *self.parameters)
         if not alive.all():
             for results in step:
                 results[~alive] = 0
@@ -157,7 +157,7 @@ class ArrayBatch(EnvBatch):
         self.share_masks()
 
     def share_masks(self) -> None:
-        """Hand `masks` out by group. MarlRayError if an agent has no action."""
+        """Hand `masks` out by group. Raises MarlRayError if an agent has no action."""
         if self.masks is None:
             return
         for group, members in enumerate(self.members):

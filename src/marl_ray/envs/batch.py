@@ -62,7 +62,7 @@ class EnvBatch(Protocol):
     def metrics(self, copy: int) -> dict[str, float]:
         """Return the numbers that the environment has reported of the copy's last episode so far, by name.
 
-        They are those of `infos[agent]["metrics"]`, averaged over the steps and agents that gave each.
+        The numbers are those of `infos[agent]["metrics"]`, averaged over the steps and agents that gave each.
         """
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:

@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the Box (D,) float32 of all numbers of a Dict; any other space is returned as it is.
 
-    MarlRayError if an entry is neither a Box nor categories.
+    Raises MarlRayError if an entry is neither a Box nor categories.
     """
     if not isinstance(space, spaces.Dict):
         return space

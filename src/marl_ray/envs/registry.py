@@ -51,7 +51,10 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
 
 
 def check_reward(env: "ParallelEnv | AECEnv") -> None:
-    """Let a user's reward pay for an episode of drawn texts, in an environment of texts. MarlRayError if it fails."""
+    """Let a user's reward pay for an episode of drawn texts, in an environment of texts.
+
+    Raises MarlRayError if it fails.
+    """
     if is_text(env):
         from marl_ray.envs.text.base import TextEnv
 

@@ -29,7 +29,7 @@ class MathAnswer:
     needs = ("answer",)
 
     def __init__(self, tolerance: float = TOLERANCE):
-        """`tolerance` is relative, of answers that are no whole numbers; ValueError if it is negative."""
+        """Take the relative tolerance of answers that are no whole numbers. Raises ValueError if it is negative."""
         if not tolerance >= 0:
             raise ValueError(f"tolerance={tolerance}, expected 0 or more")
         self.tolerance = tolerance

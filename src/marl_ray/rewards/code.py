@@ -163,7 +163,7 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
 
 
 def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
-    """Return the limits of tests; ValueError for too small ones."""
+    """Return the limits of tests. Raises ValueError for too small ones."""
     if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY_BYTES):
         raise ValueError(
             f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {MIN_MEMORY_BYTES}"
@@ -223,7 +223,7 @@ class CodeTests:
 
 @lru_cache(maxsize=4096)
 def _reference_cpu(code: CodeTask, limits: Limits) -> float | None:
-    """Return the CPU seconds of a task's reference, measured once in a process."""
+    """Return the CPU seconds of a task's reference, measured once in a process; None if it has none that passes."""
     config = CodeRewardConfig(timeout_s=limits.cpu_s, memory_bytes=limits.memory_bytes)
     return reference_cpu(shared_pool(), code, config)
 

@@ -75,7 +75,7 @@ def defines(code: str, entry_point: str) -> bool:
 def extract(text: str, entry_point: str = "") -> str | None:
     """Return the program in a model's answer; None if the answer has no complete block.
 
-    It is the last block that defines the entry point, else the last block.
+    The program is the last block that defines the entry point, else the last block.
     """
     candidates = list(python_blocks(text))
     if not candidates:

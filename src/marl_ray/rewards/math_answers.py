@@ -85,7 +85,7 @@ def with_plain_signs(text: str) -> str:
 def normalize(answer: str) -> str:
     r"""Return an answer without parts that do not change it.
 
-    These are case, spaces, math delimiters, `\text{}` and a final full stop.
+    The removed parts are case, spaces, math delimiters, `\text{}` and a final full stop.
     """
     answer = _TEXT.sub(r"\1", with_plain_signs(answer))
     answer = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[()\[\]]|[\s$]|[.]+\s*$", "", answer)

@@ -41,7 +41,7 @@ class Reward(Protocol):
     """
 
     def __call__(self, prompt: str, answer: str, task: object) -> float | tuple[float, Mapping[str, float]]:
-        """Return what the answer is worth, or that and metrics of the reward's own."""
+        """Return the reward of an answer, or the reward and metrics by name."""
 
 
 @dataclass(frozen=True, eq=False)

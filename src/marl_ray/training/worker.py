@@ -255,7 +255,7 @@ def _make_engine_of(config: RunConfig) -> "Callable[[str, TokenPolicy], Engine]"
 
     It makes the engine in actors if it can run there, and else in the worker's process.
     """
-    from marl_ray.policies.engines.sampler import make_engine
+    from marl_ray.policies.engines.choice import make_engine
     from marl_ray.training.team.engine_actors import EngineActors
 
     def engine_of(name: str, policy: "TokenPolicy") -> "Engine":

@@ -9,7 +9,7 @@ import torch
 from toys.texts import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.single_process import train_alone
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -235,7 +235,7 @@ class Strict(Relay):
 
     def batch(self, copies: int, groups: Any, signals: int) -> Any:
         batch = super().batch(copies, groups, signals)
-        play, allow = batch.play, batch.allow
+        play, allow = batch.step_copies, batch.allow
 
         def play_possible(states: Any, alive: Any, actions: Any, *results: Any) -> None:
             if ((states[:, 0] == 0) & (actions[:, 1] != 3)).any():
@@ -246,7 +246,7 @@ class Strict(Relay):
             allow(states, masks)
             masks[states[:, 0] == 0, 1, :3] = False
 
-        batch.play, batch.allow = play_possible, allow_last
+        batch.step_copies, batch.allow = play_possible, allow_last
         return batch
 
 

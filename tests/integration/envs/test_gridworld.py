@@ -210,7 +210,7 @@ def test_render_and_close():
 
 def test_a_warm_up_of_a_gridworld_compiles_the_step_of_workers():
     warm_up(EnvConfig(id=EMPTY))
-    assert moves.play.signatures
+    assert moves.step_copies.signatures
 
 
 def test_no_room_is_an_error_and_no_hang():

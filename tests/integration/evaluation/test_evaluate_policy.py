@@ -14,8 +14,8 @@ from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.ray_writing import ray_writers
 from marl_ray.evaluation.writing.writer import Writer
-from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import build_token_policy
 

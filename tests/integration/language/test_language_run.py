@@ -9,7 +9,7 @@ from processes.two_workers import two_workers
 from toys.texts import TWO_AGENTS, config, trained
 
 from marl_ray.config import RunConfig
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult

@@ -10,8 +10,9 @@ from mlflow.store.model_registry import SEARCH_REGISTERED_MODEL_MAX_RESULTS_DEFA
 from toy_models.tokens import tiny
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Lineage, load_actor_critics, load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.bundles.loading import load_actor_critics, load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.policies.language.sampling_copy import plain_copy
 

@@ -19,7 +19,8 @@ from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
+from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = pytest.mark.shared_ray("one")

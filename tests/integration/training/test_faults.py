@@ -33,7 +33,7 @@ from toy_runs.runs import mlflow_database
 from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.checkpoints.index import find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle

@@ -14,7 +14,7 @@ from toy_runs.runs import config, trained
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.checkpoints.index import published_checkpoints
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train

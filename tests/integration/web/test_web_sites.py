@@ -1,4 +1,4 @@
-"""Made tasks on the served sites in a real Chromium: the expert does all of them, and who acts by chance hardly any."""
+"""Synthetic tasks on the served sites in a real Chromium: the expert does all of them, and who acts by chance hardly any."""
 
 import random
 import re

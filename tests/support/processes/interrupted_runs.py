@@ -19,7 +19,7 @@ from toy_runs.runs import timeless
 from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import read_json
 from marl_ray.training.checkpoints.index import published_checkpoints

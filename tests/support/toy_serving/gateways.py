@@ -16,7 +16,8 @@ from stores.migrated import migrated
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
+from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.asgi import Gateway
 
 OBSERVATION = spaces.MultiDiscrete([3, 4, 5])

@@ -12,7 +12,9 @@ from toy_runs.runs import config
 
 from marl_ray.config import NetworkConfig, RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.bundles.actor_critic import Bundle, Lineage, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, save_bundle
+from marl_ray.policies.bundles.loading import load_actor_critics
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.single_process import train_alone
 

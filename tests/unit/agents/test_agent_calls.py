@@ -85,13 +85,13 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
 )
 def test_a_call_is_found_in_every_form(text):
     call = parse_call(text)
-    assert (call.tool, call.arguments, call.problem) == ("add", {"a": 2, "b": 3}, "")
+    assert (call.tool, call.arguments, call.failure) == ("add", {"a": 2, "b": 3}, "")
     assert text.startswith(call.text)
     assert "9" not in call.text.replace("it is 9", "") or "think" in call.text.lower()
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "failure"),
     [
         (f"<think><tool_call>{JSON}</tool_call></think>The answer is 5.", "no_call"),
         (f"<think><tool_call>{JSON}</tool_call>", "no_call"),
@@ -107,9 +107,9 @@ def test_a_call_is_found_in_every_form(text):
         ("[TOOL_CALLS]add[ARGS]2", "bad_json"),
     ],
 )
-def test_what_is_no_call(text, problem):
+def test_what_is_no_call(text, failure):
     call = parse_call(text)
-    assert (call.problem, call.arguments) == (problem, None)
+    assert (call.failure, call.arguments) == (failure, None)
     observation = make_call(call, TOOLS, 5.0).observation
     assert "\n" not in observation and "No tool ''" not in observation
 
@@ -131,10 +131,10 @@ def test_the_call_of_a_response_is_said_with_its_end_and_without_what_follows():
 def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text():
     text = "Action: {}\nInput:\n```python\nprint('a')\n```\nObservation: a"
     result = make_call(parse_call(text.format("write")), TOOLS, 5.0)
-    assert (result.problem, result.observation) == ("", "print('a')\n")
-    assert make_call(parse_call(text.format("mix")), TOOLS, 5.0).problem == "bad_json"
+    assert (result.failure, result.observation) == ("", "print('a')\n")
+    assert make_call(parse_call(text.format("mix")), TOOLS, 5.0).failure == "bad_json"
     assert (
-        make_call(parse_call(text.format("write").replace("\n```\n", "\n")), TOOLS, 5.0).problem == "bad_json"
+        make_call(parse_call(text.format("write").replace("\n```\n", "\n")), TOOLS, 5.0).failure == "bad_json"
     )  # cut off
 
 
@@ -203,11 +203,11 @@ def test_arguments_in_marks_are_texts():
     glm = f"<tool_call>add{''.join(pairs)}\n</tool_call>"
     for text in (qwen, glm, qwen.removeprefix("<tool_call>\n")):
         call = parse_call(f"I add.\n{text} and more")
-        assert (call.tool, call.arguments, call.problem) == ("add", {"a": "2", "code": program}, "")
+        assert (call.tool, call.arguments, call.failure) == ("add", {"a": "2", "code": program}, "")
         assert call.text == f"I add.\n{text}" and call.thought == "I add."
     assert parse_call("<tool_call>now</tool_call>").arguments == parse_call("[now()]").arguments == {}
     for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>", "[add(2)]", "[add(a=2", "[add](b=2)"):
-        assert parse_call(broken).problem
+        assert parse_call(broken).failure
     assert (
         make_call(parse_call("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 5.0).observation
         == "x = 1"
@@ -219,7 +219,7 @@ def test_arguments_in_marks_are_texts():
 def test_no_text_raises(text):
     call = parse_call(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
-    assert (call.arguments is None) == bool(call.problem)
+    assert (call.arguments is None) == bool(call.failure)
     make_call(call, TOOLS, 5.0)
 
 

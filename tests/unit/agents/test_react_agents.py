@@ -49,14 +49,14 @@ CALL = 'Thought: I add.\nAction: add\nInput: {"a": 2, "b": 3}'
 def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
     """Problem and observation of a response."""
     result = make_call(parse_call(text), TOOLS, timeout_s)
-    return result.problem, result.observation
+    return result.failure, result.observation
 
 
 def test_a_call_is_read_and_made():
     call = parse_call(CALL)
     assert (call.text, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
     result = make_call(call, TOOLS, 5.0)
-    assert (result.observation, result.problem, result.tool, result.ends) == ("5", "", "add", False)
+    assert (result.observation, result.failure, result.tool, result.ends) == ("5", "", "add", False)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_follows_the_first_call_is_not_repeated():
     assert parse_call(CALL + '\nAction: add\nInput: {"a": 9}').text == CALL
     assert parse_call(CALL + "\nObservation: 6").text == CALL
     assert parse_call("Thought: hm\nobservation: 6").text == "Thought: hm"
-    assert parse_call('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').problem == "no_call"
+    assert parse_call('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').failure == "no_call"
 
 
 def test_programs_with_real_line_breaks_are_strings():
@@ -87,7 +87,7 @@ def test_programs_with_real_line_breaks_are_strings():
 
 
 @pytest.mark.parametrize(
-    ("text", "problem", "words"),
+    ("text", "failure", "words"),
     [
         ("", "no_call", "No call found: no line `Action:`"),
         ("The answer is 5.", "no_call", "Write Action: and Input: lines."),
@@ -110,9 +110,9 @@ def test_programs_with_real_line_breaks_are_strings():
         ('Action: misbehave\nInput: {"how": "fail"}', "failed", "Not today."),
     ],
 )
-def test_every_mistake_is_an_observation(text, problem, words):
+def test_every_mistake_is_an_observation(text, failure, words):
     action, observation = replied(text)
-    assert action == problem
+    assert action == failure
     assert words in observation
     assert "\n" not in observation
 
@@ -188,7 +188,7 @@ WORDS += [
 def test_no_text_raises(text):
     call = parse_call(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
-    assert (call.arguments is None) == bool(call.problem)
+    assert (call.arguments is None) == bool(call.failure)
     result = make_call(call, TOOLS, 5.0, limit=200)
     assert result.ends or len(result.observation) <= 200
     result.observation.encode()
@@ -206,7 +206,7 @@ def test_what_is_written_by_the_format_is_read_back(thought, tool, arguments):
     wrapped = set(arguments) == {"name", "arguments"} and isinstance(arguments["arguments"], dict)
     thought = " ".join(thought.replace(":", " ").split())
     call = parse_call(f"Thought: {thought}\nAction: {tool}\nInput: {json.dumps(arguments)}\nThought: more")
-    assert (call.tool, call.problem) == (tool, "")
+    assert (call.tool, call.failure) == (tool, "")
     assert call.arguments == (arguments["arguments"] if wrapped else arguments)
 
 

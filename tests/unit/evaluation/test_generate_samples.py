@@ -20,8 +20,8 @@ from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.requests import SAMPLES_FILE, WRITING_FOLDER, write_samples
 from marl_ray.evaluation.writing.writer import Writer
-from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import build_token_policy
 

@@ -12,8 +12,8 @@ from toy_serving.text_gateways import make_text_bundle
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy.texts import estimate_text_outcome, log_ratios
-from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.rollout.served.texts import read_served

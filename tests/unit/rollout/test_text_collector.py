@@ -26,7 +26,7 @@ from toys.text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, response_stream
 from marl_ray.rollout.text.responses import TokenPlayer

@@ -117,17 +117,17 @@ class Serper:
             try:
                 status, body, wait_s = self._post(query, deadline)
             except httpx.RequestError as error:
-                problem = type(error).__name__  # its text may name hosts and proxies
+                failure = type(error).__name__  # its text may name hosts and proxies
             else:
                 if status == 200:
                     return body
-                problem = f"HTTP {status}"
+                failure = f"HTTP {status}"
                 if status not in _RETRIED_STATUSES:
-                    log.warning("search: %s answered %s; is %s right?", self._url, problem, KEY_VARIABLE)
-                    raise ToolError(f"Search failed: {problem}.")
+                    log.warning("search: %s answered %s; is %s right?", self._url, failure, KEY_VARIABLE)
+                    raise ToolError(f"Search failed: {failure}.")
                 pause = max(pause, wait_s)
             if time.monotonic() + pause >= deadline:
-                raise ToolError(f"Search failed: {problem}.")
+                raise ToolError(f"Search failed: {failure}.")
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
 

@@ -111,7 +111,8 @@ def experiment_off_policy(
     The exit status is 1 if the bundle should not be exposed.
     """
     from marl_ray.evaluation.off_policy.acts import estimate_outcome
-    from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+    from marl_ray.policies.bundles.actor_critic import Bundle
+    from marl_ray.policies.bundles.loading import load_bundle
 
     loaded = load_bundle(bundle, tracking_uri)
     if isinstance(loaded, Bundle):

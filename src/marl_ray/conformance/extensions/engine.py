@@ -10,7 +10,7 @@ from marl_ray.conformance.torch_threads import one_thread
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt
-from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 SEED = 3

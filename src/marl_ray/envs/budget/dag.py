@@ -107,7 +107,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     def step(
         self, actions: dict[str, int]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Do the current sub-task with the effort that its worker chose."""
+        """Do the current sub-task with the effort that its worker chose. Raises RuntimeError after the last one."""
         worker = self._worker()
         if worker is None:
             raise RuntimeError("expected a reset, because the episode is over")
@@ -130,7 +130,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """
         if signals != 1:
             return None
-        from marl_ray.envs.budget.dag_batch import Budget, allow, observe, play  # loads numba
+        from marl_ray.envs.budget.dag_batch import Budget, allow, observe, step_copies  # loads numba
 
         prices, successes = np.array(EFFORTS).T.copy()
         budget = Budget(prices, successes, len(self.possible_agents), float(self.budget))
@@ -138,10 +138,10 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         def begin(seed: int) -> np.ndarray:
             return np.concatenate([np.random.default_rng(seed).random(TASK_COUNT), np.zeros(2)])
 
-        return ArrayBatch(self, copies, groups, signals, begin, play, observe, allow, (budget,))
+        return ArrayBatch(self, copies, groups, signals, begin, step_copies, observe, allow, (budget,))
 
     def _worker(self) -> str | None:
-        """Return the agent whose turn it is; none after the last sub-task."""
+        """Return the agent whose turn it is; None after the last sub-task."""
         return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASK_COUNT else None
 
     def _share_left(self, spent: int) -> float:

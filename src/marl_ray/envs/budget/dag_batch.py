@@ -22,7 +22,7 @@ class Budget(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def play(
+def step_copies(
     states: np.ndarray,
     alive: np.ndarray,
     actions: np.ndarray,
@@ -32,7 +32,7 @@ def play(
     truncated: np.ndarray,
     budget: Budget,
 ) -> None:
-    """Do the sub-task of every copy whose agents are alive; see `arrays.Play`."""
+    """Do the sub-task of every copy whose agents are alive; see `arrays.StepCopies`."""
     tasks, workers = states.shape[1] - 2, budget.workers
     for c in range(len(states)):
         if not alive[c, 0]:

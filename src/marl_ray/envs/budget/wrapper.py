@@ -110,7 +110,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
     def _need(self, agent: str, info: dict[str, object]) -> np.ndarray:
         """Return the cost of each action and of those that must follow, (actions, limited signals).
 
-        It is infinite where the action is masked out.
+        A masked action needs infinitely much.
         """
         space = self.env.action_space(agent)
         if not isinstance(space, spaces.Discrete):
@@ -181,9 +181,9 @@ def affordable(
 def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] | None:
     """Return one action per agent that together fit into `room` (S,), or None if none do.
 
-    The largest share taken is least. Exact: combinations are built up agent by agent, dropping those that another is no
-    worse than in every signal. With one signal a single one remains, so this is each agent's minimum; conflicting
-    signals can keep many.
+    Of all combinations that fit, the returned one minimises the greatest share of any signal's room that it takes. The
+    search is exact: combinations grow agent by agent, and one is dropped if another needs no more of every signal. With
+    one signal a single combination remains, each agent's minimum; conflicting signals can keep many.
     """
     undominated = [_undominated_rows(need) for need in needs]
     sole = [i for i, rows in enumerate(undominated) if len(rows) == 1]

@@ -47,7 +47,7 @@ class CartPoleRules(NamedTuple):
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `copies.COMPILED_BATCHES`."""
+    """Return the compiled batch of a config, as `copies.COMPILED_BATCHES` asks; None if it has to run in the loop."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
     if (
         config.id != "gymnasium.CartPole-v1"
@@ -57,11 +57,11 @@ def compiled_batch(
         return None
     rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
     rules = CartPoleRules(int(limit or 500), *rewards)
-    return ArrayBatch(env, copies, groups, signals, _begin, play, observe, parameters=(rules,))
+    return ArrayBatch(env, copies, groups, signals, _begin, step_copies, observe, parameters=(rules,))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def play(
+def step_copies(
     states: np.ndarray,
     alive: np.ndarray,
     actions: np.ndarray,
@@ -71,7 +71,7 @@ def play(
     truncated: np.ndarray,
     rules: CartPoleRules,
 ) -> None:
-    """Push the carts whose episodes run; see `arrays.Play`."""
+    """Push the carts whose episodes run; see `arrays.StepCopies`."""
     for c in range(len(states)):
         if not alive[c, 0]:
             continue

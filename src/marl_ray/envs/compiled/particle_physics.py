@@ -175,7 +175,7 @@ def has_succeeded(places: np.ndarray, rules: Rules) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def play(
+def step_copies(
     states: np.ndarray,
     alive: np.ndarray,
     actions: np.ndarray,
@@ -185,7 +185,7 @@ def play(
     truncated: np.ndarray,
     rules: Rules,
 ) -> None:
-    """Step the copies whose agents are alive: all of a copy's agents live equally long. See `arrays.Play`."""
+    """Step the copies whose agents are alive: all of a copy's agents live equally long. See `arrays.StepCopies`."""
     for c in range(len(states)):
         if not alive[c, 0]:
             continue

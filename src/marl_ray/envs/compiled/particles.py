@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
-from marl_ray.envs.compiled.particle_physics import REFERENCE, SPREAD, TAG, Rules, observe, play
+from marl_ray.envs.compiled.particle_physics import REFERENCE, SPREAD, TAG, Rules, observe, step_copies
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -33,14 +33,16 @@ the loop."""
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `copies.COMPILED_BATCHES`."""
+    """Return the compiled batch of a config, as `copies.COMPILED_BATCHES` asks; None if it has to run in the loop."""
     if config.id not in WORLD_KINDS:
         return None
     defaults = _defaults(config.id)
     if not all(key in COMPILED_ARGUMENTS or value == defaults.get(key) for key, value in config.kwargs.items()):
         return None
     rules = _rules(WORLD_KINDS[config.id], defaults | config.kwargs)
-    return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, observe, parameters=(rules,))
+    return ArrayBatch(
+        env, copies, groups, signals, partial(_begin, rules=rules), step_copies, observe, parameters=(rules,)
+    )
 
 
 def _defaults(env_id: str) -> dict[str, Any]:
@@ -51,7 +53,12 @@ def _defaults(env_id: str) -> dict[str, Any]:
 
 
 def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
-    """Return the constants that mpe2 builds into a world's agents and landmarks."""
+    """Return the constants that mpe2 builds into a world's agents and landmarks.
+
+    The numbers are those of `make_world` in the module that `config.id` names, such as mpe2/simple_tag/simple_tag.py:
+    `size`, `accel` and `max_speed` of agents and landmarks, and `dim_c` of the world. What it does not set has the default
+    of mpe2/_mpe_utils. They have no units.
+    """
     if kind == TAG:
         chasers, landmarks = kwargs["num_adversaries"], kwargs["num_obstacles"]
         agents = chasers + kwargs["num_good"]

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, group_positions
-from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, play, price_action
+from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, price_action, step_copies
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 
@@ -93,7 +93,7 @@ class GridworldBatch(EnvBatch):
         settings = self.rules, self.prices, self.max_steps
         ends = step.terminated, step.truncated
         arrays = copies, self.grids, self.states, self.moves, self.draws, self.times
-        unplayed = play(*arrays, *agent_flags, *settings, step.rewards, step.costs, *ends)
+        unplayed = step_copies(*arrays, *agent_flags, *settings, step.rewards, step.costs, *ends)
         for c in copies[unplayed]:
             self._play_by_objects(int(c), step)
         return step

@@ -274,7 +274,10 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return dict(zip(self.agents, self.world.gen_obs(), strict=True)), infos
 
     def begin(self, seed: int | None = None) -> None:
-        """Reset the world and nothing else, for those who keep the rest of the state themselves."""
+        """Reset the world and nothing else, for those who keep the rest of the state themselves.
+
+        Raises MarlRayError if the world has no room for its agents and objects.
+        """
         try:
             self.world.reset(seed=seed)
         except RecursionError as error:  # the package raises it when an object finds no free cell

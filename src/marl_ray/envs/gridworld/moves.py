@@ -169,7 +169,7 @@ def price_action(before: np.ndarray, agents: np.ndarray, i: int, action: int, pr
 
 
 @numba.njit(cache=True)
-def play(
+def step_copies(
     copies: np.ndarray,
     grids: np.ndarray,
     states: np.ndarray,

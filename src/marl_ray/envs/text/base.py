@@ -154,7 +154,10 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         return float(self.task_at(index, "train").level)
 
     def task_at(self, index: int, split: str) -> Any:
-        """Return the task that `reset(options={"index": index, "split": split})` begins."""
+        """Return the task that `reset(options={"index": index, "split": split})` begins.
+
+        Raises MarlRayError for another split than train and test, for one without tasks and for an index beyond its end.
+        """
         if split not in ("train", "test"):
             raise MarlRayError(f"split={split!r}, expected 'train' or 'test'")
         tasks = self.train if split == "train" else self.test
@@ -201,7 +204,10 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         self._report_costs()
 
     def step(self, action: str | None) -> None:
-        """Take the answer of the agent whose turn it is; None from one whose episode is over."""
+        """Take the answer of the agent whose turn it is; None from one whose episode is over.
+
+        Raises TypeError for an answer that is no text.
+        """
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -278,7 +284,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
 
 
 def task_index(count: int, seed: int, index: int) -> int:
-    """Return which of `count` tasks is number `index` of a run; every epoch shuffles all tasks anew."""
+    """Return the position of task number `index` of a run among `count` tasks; every epoch shuffles all tasks anew."""
     epoch, position = divmod(index, count)
     return int(_shuffle(count, seed, epoch)[position])
 
@@ -332,7 +338,10 @@ def find_tasks(
 
 
 def check_template(name: str, template: str, fields: Sequence[str]) -> str:
-    """Return the template, if `str.format` can fill it with these fields. ValueError naming it otherwise."""
+    """Return the template, if `str.format` can fill it with these fields.
+
+    Raises ValueError naming the template if not.
+    """
     try:
         template.format(**dict.fromkeys(fields, ""))
     except (KeyError, IndexError, ValueError, AttributeError) as error:

@@ -107,7 +107,7 @@ class React(TextEnv):
         response, result = self._respond(text, self._calls)
         ran = bool(result.tool) and not result.ends
         self._calls += ran
-        self._problems += bool(result.problem)
+        self._problems += bool(result.failure)
         self._turns_so_far.append(ReactTurn(response, result.observation))
         self.spend(agent, calls=ran, seconds=result.seconds)
         if not result.ends and len(self._turns_so_far) < self.max_turns:

@@ -24,7 +24,10 @@ class FileRow(NamedTuple):
 
 
 def read_bytes(uri: str) -> bytes:
-    """Read a local file, or one of a file system that pyarrow knows (`s3://bucket/key`)."""
+    """Read a local file, or one of a file system that pyarrow knows (`s3://bucket/key`).
+
+    Raises MarlRayError naming it if it cannot be read.
+    """
     try:
         if "://" not in uri:
             return Path(uri).expanduser().read_bytes()

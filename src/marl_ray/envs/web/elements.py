@@ -42,7 +42,7 @@ class PageRow:
 
 
 def row_size(slots: int) -> int:
-    """Return how many numbers the row of a page with this many elements has."""
+    """Return the size of the row of a page with this many elements."""
     return slots * _FEATURES + _WORD_BUCKETS + 2
 
 

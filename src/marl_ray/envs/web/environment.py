@@ -113,7 +113,7 @@ class BrowserEnv(TextEnv):
         return str(self.task.prompt)
 
     def storage(self) -> str | None:
-        """Return the file with the cookies with which the episode begins."""
+        """Return the file with the cookies with which the episode begins; None if it begins without."""
         return None
 
     @override

@@ -26,7 +26,8 @@ from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent
 from marl_ray.evaluation.writing.authors import authors_of
 from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_bundle
 
 EXPERT, RANDOM = "expert", "random"
 SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}

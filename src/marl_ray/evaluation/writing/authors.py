@@ -10,9 +10,10 @@ from marl_ray.config.base import message_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import FieldError
 from marl_ray.json_types import JsonMapping
-from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
-from marl_ray.policies.engines.sampler import Engine, make_engine
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.engines.base import Engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.prompting.protocol import Tokenizer
 
 

@@ -20,8 +20,7 @@ from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies, authors_of_bundle, generation_of
 from marl_ray.evaluation.writing.requests import PROMPT_FIELD, Job, Row
 from marl_ray.json_types import JsonObject
-from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.sampler import Engine
+from marl_ray.policies.engines.base import Engine, Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
 from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side

@@ -74,7 +74,7 @@ def row_size(space: spaces.Space[Any]) -> int:
 def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     """Return the number type of an observation's flat row.
 
-    It is a small integer for categories and pixels, and else float32.
+    Categories and pixels have a small integer, all else float32. Raises MarlRayError for another kind of space.
     """
     if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
         raise MarlRayError(f"observation space {space} is not supported: expected categories from 0")
@@ -88,7 +88,10 @@ def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
 
 
 def cardinalities(space: spaces.Space[Any]) -> list[int]:
-    """Return the number of categories of every entry of a categorical space's row."""
+    """Return the number of categories of every entry of a categorical space's row.
+
+    Raises MarlRayError for a space that is not categorical.
+    """
     match space:
         case spaces.Discrete():
             return [int(space.n)]
@@ -126,7 +129,7 @@ def consists_of(data: list[object], kinds: set[type]) -> bool:
 def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
     """Return the space of several agents' rows side by side, which a central critic reads.
 
-    It is categorical if all parts are, otherwise an unbounded Box of floats.
+    The joint space is categorical if all parts are, otherwise an unbounded Box of floats.
     """
     if all(isinstance(part, CATEGORICAL_SPACES) for part in parts):
         nvec = [n for part in parts for n in cardinalities(part)]

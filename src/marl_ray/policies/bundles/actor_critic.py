@@ -2,18 +2,16 @@
 
 Weights are safetensors, and nothing in a bundle is a pickle. A bundle is content-addressed: its digest is the sha256 of
 `bundle.json` without the digest itself, and `bundle.json` holds the sha256 of every other file. Only actors are kept;
-critics live in checkpoints. `load_bundle` in this file loads all bundles. The rest of the file is about bundles of
-actor-critics; bundles of language models are in `policies.bundles.language`.
+critics live in checkpoints. Bundles of language models are in `policies.bundles.language`; `policies.bundles.loading`
+loads both.
 """
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,15 +30,9 @@ from marl_ray.policies.bundles.manifest import (
     Manifest,
     PolicyManifest,
     check_file,
-    check_models,
     file_hash,
-    local_folder,
     publish,
-    read_manifest,
 )
-
-if TYPE_CHECKING:
-    from marl_ray.policies.bundles.language import TokenBundle
 
 MAX_ROWS = 1 << 16
 """Maximum number of rows of one forward pass."""
@@ -128,7 +120,7 @@ class Bundle(BaseBundle):
                 bounds[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
         return bounds
 
-    def check(self, agent: str, observation: object) -> np.ndarray:
+    def parse_observation(self, agent: str, observation: object) -> np.ndarray:
         """Convert one observation of a request to an array. Raises FieldError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
@@ -165,11 +157,11 @@ class Bundle(BaseBundle):
             low, high = self._bounds[agent]
             outside = (single < low) | (single > high)
             if outside.any():
-                at = tuple(np.argwhere(outside)[0].tolist())
+                index = tuple(np.argwhere(outside)[0].tolist())
                 raise FieldError(
                     field,
-                    f"expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where they are "
-                    f"{low[at]:g} and {high[at]:g}",
+                    f"expected {expected} within its bounds, got {single[index]:g} at {list(index)}, where they "
+                    f"are {low[index]:g} and {high[index]:g}",
                 )
         if isinstance(space, spaces.Box):
             if array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer) and (single % 1 != 0).any():
@@ -181,7 +173,7 @@ class Bundle(BaseBundle):
                 raise FieldError(field, f"expected {expected}, got a category out of range")
         return array
 
-    def check_mask(self, agent: str, mask: object) -> np.ndarray:
+    def parse_mask(self, agent: str, mask: object) -> np.ndarray:
         """Convert one action mask of a request to a bool array. Raises FieldError naming what the agent expects."""
         space, field = self.policies[self.agents[agent]].action_space, f"action_masks.{agent}"
         if not isinstance(space, spaces.Discrete):
@@ -268,34 +260,9 @@ def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifes
     )
 
 
-def load_bundle(
-    reference: str | Path, tracking_uri: str | None = None, digest: str | None = None
-) -> "Bundle | TokenBundle":
-    """Read and verify a bundle from a folder or from `models:/name/version` (an MLflow registry).
-
-    Raises MarlRayError if it is missing, malformed, if any content differs from its digest, or if it has another `digest`.
-    """
-    with ExitStack() as cleanup:
-        folder = cleanup.enter_context(local_folder(str(reference), tracking_uri))
-        manifest = read_manifest(folder)
-        if digest is not None and manifest.digest != digest:
-            raise MarlRayError(f"bundle {str(reference)!r}: expected digest {digest[:16]}, got {manifest.digest[:16]}")
-        if isinstance(manifest, Manifest):
-            return Bundle(manifest, {name: _read_policy(folder, part) for name, part in manifest.policies.items()})
-        check_models(folder, manifest)
-        from marl_ray.policies.bundles.language import Models, TokenBundle  # transformers takes seconds to import
-
-        models = Models(folder, manifest)
-        weakref.finalize(models, cleanup.pop_all().close)  # the models are read from the folder at their first use
-        return TokenBundle(manifest, models)
-
-
-def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
-    """Load a bundle of actor-critics. Raises MarlRayError if it is one of language models."""
-    bundle = load_bundle(reference, tracking_uri)
-    if not isinstance(bundle, Bundle):
-        raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")
-    return bundle
+def read_actor_critics(folder: Path, manifest: Manifest) -> Bundle:
+    """Return the bundle whose files are in `folder`. Raises MarlRayError if any is missing or differs from its hash."""
+    return Bundle(manifest, {name: _read_policy(folder, entry) for name, entry in manifest.policies.items()})
 
 
 def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:
@@ -307,15 +274,3 @@ def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:
     actor = Network(observation_space, part.network, distribution.parameters, gain=0.01)
     actor.load_state_dict(load_file(path))
     return ServedPolicy(observation_space, action_space, distribution, actor.eval().requires_grad_(False))
-
-
-__all__ = [
-    "Bundle",
-    "Lineage",
-    "Manifest",
-    "PolicyParts",
-    "ServedPolicy",
-    "load_actor_critics",
-    "load_bundle",
-    "save_bundle",
-]

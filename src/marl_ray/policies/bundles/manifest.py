@@ -208,7 +208,8 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
 def pin_reference(reference: str, uri: str | None) -> str:
     """Return a reference that always means the same bundle.
 
-    `models:/name@alias` becomes the version that has the alias now.
+    `models:/name@alias` becomes the version that has the alias now. Raises MarlRayError for a reference of
+    another form, and for an alias that the registry does not have.
     """
     path = reference.removeprefix(REGISTRY_PREFIX)
     if path == reference or "/" in path:

@@ -1,4 +1,4 @@
 """Engines that sample from a causal language model.
 
-`policies/engines/sampler.py` makes the one that a config names.
+`policies/engines/choice.py` makes the one that a config names.
 """

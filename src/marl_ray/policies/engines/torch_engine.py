@@ -29,12 +29,12 @@ class TorchEngine(Engine):
 
     def __init__(self, policy: "TokenPolicy") -> None:
         self._policy = policy
-        self._shape = cached_model(policy).shape
+        self._shape = make_cached_model(policy).shape
 
     def decoder(self, rows: int = 1) -> Decoder:
         """Make an empty decoder with room for `rows` rows at first, for callers whose prompts come and go."""
         # The model is read again, because its parameters may have been replaced.
-        return Decoder(cached_model(self._policy), self._policy.tokenizer, self._policy.end_tokens, rows)
+        return Decoder(make_cached_model(self._policy), self._policy.tokenizer, self._policy.end_tokens, rows)
 
     @override
     def generate(
@@ -84,7 +84,7 @@ class ServedTorch(ServedEngine):
     takes_biases = True
 
     def __init__(self, policy: "TokenPolicy") -> None:
-        self._policy, self._model = policy, cached_model(policy)
+        self._policy, self._model = policy, make_cached_model(policy)
         self.bytes_per_row = self._model.shape.bytes_per_token * policy.config.context
         self._decoder: Decoder | None = None
 
@@ -103,7 +103,7 @@ class ServedTorch(ServedEngine):
         self._decoder = None
 
 
-def cached_model(policy: "TokenPolicy") -> CachedModel:
+def make_cached_model(policy: "TokenPolicy") -> CachedModel:
     """Return the fastest way to run the policy's language model. Raises MarlRayError for one that cannot be decoded."""
     config = policy.config
     check_architecture(policy.lm.config, "torch", config.context, f"model.path {config.path!r}")

@@ -312,7 +312,8 @@ def build_token_policy(
 def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
     """Yield the folder of a model's files, within the block.
 
-    If `path` is a bundle, it is the folder of its only policy.
+    For a bundle it is the folder of its only policy. Raises MarlRayError for a bundle of another kind or of several
+    policies.
     """
     if not path.startswith("models:/") and not (Path(path) / MANIFEST_FILE).is_file():
         yield path

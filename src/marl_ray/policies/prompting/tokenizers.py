@@ -1,9 +1,6 @@
-"""Load a tokenizer, and check that it meets the requirements of training."""
+"""Tokenizers: loading, checks of what training requires, and their tokens without text."""
 
 from typing import Any, cast
-
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.prompting.protocol import Tokenizer
@@ -16,8 +13,12 @@ def load_tokenizer(path: str) -> Tokenizer:
     """Return the tokenizer of a folder or of a name that transformers knows.
 
     It must have an end token, because without one every response would reach its greatest length. If it has no padding
-    token, the end token takes its place; no code of the product reads padding.
+    token, the end token takes its place; no code of the product reads padding. Raises MarlRayError for a path without a
+    tokenizer, and for one that has no end token or cannot encode every text.
     """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
     try:
         # A tokenizer of a general class is read from its file alone. AutoTokenizer would use the usual class
         # of some models, with another normaliser and more tokens.
@@ -44,3 +45,19 @@ def check_vocabulary(tokenizer: Tokenizer, lm: Any, path: str) -> None:
     needed, embedded = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
     if needed > embedded:
         raise MarlRayError(f"model.path {path!r}: its tokenizer has {needed} tokens, it has {embedded}")
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the tokens that have no text.
+
+    They are those that the tokenizer has a name for, such as its end token, and all others that are special, such as
+    Llama 3's `<|eot_id|>`.
+    """
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def decode_visibly(tokenizer: Tokenizer, responses: list[list[int]]) -> list[str]:
+    """Decode token ids to texts that show special tokens."""
+    texts: list[str] = tokenizer.batch_decode(responses, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return texts

@@ -9,9 +9,9 @@ from marl_ray.agents.lenient_json import decode
 from marl_ray.agents.named_arguments import parse_marked_call
 from marl_ray.errors import FieldError
 from marl_ray.policies.engines.decoding.json_guide import GuideState, frame_guide
-from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 from marl_ray.policies.prompting.prompts import PROBE_TEXT, Message, encode_chat, render_messages, uses_template
 from marl_ray.policies.prompting.protocol import Tokenizer
+from marl_ray.policies.prompting.tokenizers import special_tokens
 
 _USER = {"role": "user", "content": PROBE_TEXT}
 _ARGUMENTS = {f"{PROBE_TEXT}key": f"{PROBE_TEXT}value"}

@@ -76,7 +76,7 @@ class JudgeReply:
     cost: float = 0.0
     """Tokens, or the price, that this request cost."""
     cached: bool = False
-    problem: str = ""
+    failure: str = ""
     """The reason if there is no reply, else empty."""
 
 
@@ -85,16 +85,27 @@ class JudgeSettings:
     """The address of a judge, and how long, how often and at what cost it may be asked (see `judge.reward.LLMJudge`)."""
 
     url: str
+    """Address of the API, such as https://HOST/v1; requests go to URL/chat/completions."""
     key_variable: str
+    """Environment variable that holds the key; empty without one."""
     cache: str | None
+    """Path of the SQLite file for replies and spending; None to keep neither beyond the process."""
     deadline_s: float
+    """Seconds of a judgement, with its wait for a slot and its retries."""
     retries: int
+    """Maximum number of further requests of a judgement."""
     concurrency: int
+    """Maximum number of requests of the process at once."""
     limit: float | None
+    """Maximum spending of all runs with this cache, in tokens, or in money if there are prices; None for no limit."""
     input_price: float | None
+    """Price of a million tokens read; None if tokens are counted."""
     output_price: float | None
+    """Price of a million tokens written; None if tokens are counted."""
     when_spent: str
+    """`error` to end the run at the limit, `fallback` to continue without replies."""
     max_failures: int
+    """Number of requests in a row without a reply that ends the run."""
 
     def cost(self, read: float, written: float) -> float:
         """Return the price of tokens read and written; without prices their number."""
@@ -149,7 +160,7 @@ class JudgeClient:
                 reply = JudgeReply(stored, cached=True)
             else:
                 reply = self._reply(request, len(content), deadline)
-                if not reply.problem and readable(reply.text):
+                if not reply.failure and readable(reply.text):
                     self._ledger.put(key, reply.text)
             answer.set_result(reply)
             return reply
@@ -162,10 +173,10 @@ class JudgeClient:
 
     def _reply(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
         if self.settings.limit is not None and self._ledger.spent() >= self.settings.limit:
-            problem = f"the limit of {self.settings.limit:g} is spent"
+            failure = f"the limit of {self.settings.limit:g} is spent"
             if self.settings.when_spent == "error":
-                raise MarlRayError(f"llm_judge: {problem}; raise `limit`, or say `when_spent: fallback`")
-            return JudgeReply("", problem=problem)
+                raise MarlRayError(f"llm_judge: {failure}; raise `limit`, or say `when_spent: fallback`")
+            return JudgeReply("", failure=failure)
         if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return self._count_failure("no slot became free in time; raise concurrency or deadline_s", 0.0)
         try:
@@ -181,20 +192,20 @@ class JudgeClient:
             try:
                 status, body, wait_s = self._post(request, deadline)
             except httpx.RequestError as error:
-                problem = type(error).__name__  # its text may name hosts and proxies
+                failure = type(error).__name__  # its text may name hosts and proxies
                 if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     cost += self._spend(size / BYTES_PER_TOKEN, 0)  # the server may have read it
             else:
                 if status == 200:
                     return self._read(body, size, cost)
-                problem = f"HTTP {status}"
+                failure = f"HTTP {status}"
                 if status in _TEXT_STATUSES:
-                    return JudgeReply("", cost, problem=problem)
+                    return JudgeReply("", cost, failure=failure)
                 if status not in _RETRIED_STATUSES:
-                    return self._count_failure(problem, cost)
+                    return self._count_failure(failure, cost)
                 pause = max(pause, wait_s)
             if attempt >= self.settings.retries or time.monotonic() + pause >= deadline:
-                return self._count_failure(problem, cost)
+                return self._count_failure(failure, cost)
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
 
@@ -237,26 +248,26 @@ class JudgeClient:
         self._ledger.spend(cost)
         return cost
 
-    def _count_failure(self, problem: str, cost: float) -> JudgeReply:
+    def _count_failure(self, failure: str, cost: float) -> JudgeReply:
         """Count a request without a reply. Raises MarlRayError if it is one too many in a row."""
         with self._lock:
             self._failures += 1
             failures = self._failures
         if failures == 1:
-            log.warning("llm_judge: no reply from %s (%s)", self._url, problem)
+            log.warning("llm_judge: no reply from %s (%s)", self._url, failure)
         if failures >= self.settings.max_failures:
             raise MarlRayError(
-                f"llm_judge: {self._url} gave no reply {failures} times in a row; the last time: {problem}"
+                f"llm_judge: {self._url} gave no reply {failures} times in a row; the last time: {failure}"
             )
-        return JudgeReply("", cost, problem=problem)
+        return JudgeReply("", cost, failure=failure)
 
 
 def _await_other(running: Future[JudgeReply], timeout: float) -> JudgeReply:
-    """Return the reply that another thread is asking for; one with a `problem` if it does not come in time."""
+    """Return the reply that another thread is asking for; one with a `failure` if it does not come in time."""
     try:
         return replace(running.result(timeout), cost=0.0, cached=True)
     except TimeoutError:
-        return JudgeReply("", problem="no reply in time", cached=True)
+        return JudgeReply("", failure="no reply in time", cached=True)
 
 
 @functools.lru_cache(maxsize=32)

@@ -55,7 +55,7 @@ class CompiledPlay:
                 envs.members, players.values(), buffers.values(), noise, strict=True
             )
         )
-        self.functions = envs.play, envs.observe_rows, envs.allow, envs.parameters, evaluate, act
+        self.functions = envs.step_copies, envs.observe_rows, envs.allow, envs.parameters, evaluate, act
         self.loop = _compile_loop(envs, self.functions, self.world, self.parts)
 
     def play(self, t: int) -> int:
@@ -93,7 +93,9 @@ def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Ma
         all(player.actor is not None and not player.actor.layout.coded for player in players.values())
         and all(isinstance(player.model.distribution, Categorical) for player in players.values())
         and all(buffer.rows.dtype == np.float32 for buffer in buffers.values())
-        and all(is_jitted(function) for function in (envs.play, envs.observe_rows, envs.allow or envs.observe_rows))
+        and all(
+            is_jitted(function) for function in (envs.step_copies, envs.observe_rows, envs.allow or envs.observe_rows)
+        )
         and _environment_types(envs) is not None
     )
 
@@ -163,7 +165,7 @@ def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
     except ValueError:  # numba has no type for one of them
         return None
     argument_types = [
-        _address_type(envs.play, envs.states, envs.alive, envs.moves, *step, *parameters),
+        _address_type(envs.step_copies, envs.states, envs.alive, envs.moves, *step, *parameters),
         _address_type(envs.observe_rows, envs.states, numbers, numbers, rows, *parameters),
         types.none if envs.allow is None else _address_type(envs.allow, envs.states, envs.masks, *parameters),
         of_parameters if _is_plain(of_parameters) else None,

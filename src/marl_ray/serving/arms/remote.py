@@ -21,7 +21,8 @@ from marl_ray.config import ArmConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.call_batching import CallBatcher, cached_handle

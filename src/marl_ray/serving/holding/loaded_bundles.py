@@ -14,7 +14,7 @@ from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import space_to_json
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text

@@ -131,7 +131,7 @@ class Deliveries:
         self.deliveries = []
 
     def _store_bundle(self, bundle: BestBundle, name: str, sink: Any) -> None:
-        from marl_ray.policies.bundles.actor_critic import load_bundle
+        from marl_ray.policies.bundles.loading import load_bundle
 
         keep_bundle = getattr(sink, "keep_bundle", None)
         if name != MLFLOW and keep_bundle is None:

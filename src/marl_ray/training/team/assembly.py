@@ -16,8 +16,7 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.agreement import run_on_all_workers
-from marl_ray.policies.bundles.actor_critic import Lineage
-from marl_ray.policies.bundles.manifest import Origin
+from marl_ray.policies.bundles.manifest import Lineage, Origin
 from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings

@@ -13,7 +13,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.agreement import run_on_all_workers
-from marl_ray.policies.bundles.actor_critic import Lineage
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.errors import raise_gather_error
 from marl_ray.training.learner.policy_update import Learner

@@ -97,7 +97,7 @@ class SweepMlflowRuns:
         alone, as for a single run: the sweep's metric is a mean over seeds, or another number altogether, and the
         versions of one name must be comparable.
         """
-        from marl_ray.policies.bundles.actor_critic import load_bundle
+        from marl_ray.policies.bundles.loading import load_bundle
 
         versions: list[str] = []
         problems: list[str] = []

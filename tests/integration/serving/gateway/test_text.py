@@ -10,7 +10,7 @@ from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post,
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import is_held_out_unit
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.language.tiny_models import byte_tokenizer

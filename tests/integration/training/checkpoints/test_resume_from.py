@@ -12,7 +12,7 @@ from toys import texts as toy_texts
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run

@@ -9,7 +9,7 @@ from toys.texts import TWO_AGENTS, TWO_POLICIES, config
 
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.training.collectives import worker_mesh

@@ -22,8 +22,8 @@ from marl_ray.config import SPECS, EnvConfig, RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy.texts import estimate_text_outcome
-from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt

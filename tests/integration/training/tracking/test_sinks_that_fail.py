@@ -23,7 +23,7 @@ from toy_runs.sweeps import ToySweep
 from toys.trackers import taken
 
 from marl_ray.config import RunConfig
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.journal import delivery
 from marl_ray.training.journal.deliveries import MLFLOW

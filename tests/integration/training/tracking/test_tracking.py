@@ -15,7 +15,7 @@ from toy_serving.gateways import make_bundle
 
 from marl_ray.config import RunConfig, resolve_tracking_uri
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import pin_reference
 from marl_ray.training.run_folder.record import pin_bundles
 from marl_ray.training.tracking import mlflow_run

@@ -1,4 +1,4 @@
-"""Made tasks on the served sites: the same for a seed, of all evaluators, and no visitor sees another's changes."""
+"""Synthetic tasks on the served sites: the same for a seed, of all evaluators, and no visitor sees another's changes."""
 
 import pytest
 

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from marl_ray.config import NetworkConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.stacked import Stack, can_stack
-from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, save_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 
@@ -47,7 +48,10 @@ def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray
     space = bundle.policies["p"].observation_space
     space.seed(seed)
     agents = (["a", "b"], ["b"], ["a"])
-    return [{agent: bundle.check(agent, space.sample().tolist()) for agent in agents[i % 3]} for i in range(count)]
+    return [
+        {agent: bundle.parse_observation(agent, space.sample().tolist()) for agent in agents[i % 3]}
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["categories", "vector"])

@@ -12,7 +12,9 @@ from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import space_from_json, space_to_json
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 
 OBSERVATION = spaces.MultiDiscrete([5, 4], dtype=np.int8)
 NETWORK = NetworkConfig(hidden=(8,))
@@ -143,7 +145,7 @@ def test_looking_for_a_model_makes_no_registry(tmp_path, reference):
 )
 def test_an_observation_from_outside_is_checked(folder, agent, observation, message):
     with pytest.raises(MarlRayError, match=message):
-        load_bundle(folder).check(agent, observation)
+        load_bundle(folder).parse_observation(agent, observation)
 
 
 @pytest.mark.parametrize(
@@ -159,19 +161,19 @@ def test_an_observation_from_outside_is_checked(folder, agent, observation, mess
 def test_an_observation_lies_within_its_box(tmp_path, space, right, wrong, message):
     torch.manual_seed(0)
     bundle = load_bundle(write(tmp_path / "bundle", ActorCritic(space, spaces.Discrete(3), NETWORK), space))
-    assert bundle.check("a", right).tolist() == right
+    assert bundle.parse_observation("a", right).tolist() == right
     with pytest.raises(
         MarlRayError, match=f"^observations.a: expected an array of shape .* within its bounds, {message}"
     ):
-        bundle.check("a", wrong)
+        bundle.parse_observation("a", wrong)
 
 
 def test_a_box_of_integers_takes_no_fractions(tmp_path):
     space = spaces.Box(0, 255, (2,), np.uint8)
     bundle = load_bundle(write(tmp_path / "bundle", ActorCritic(space, spaces.Discrete(3), NETWORK), space))
-    assert bundle.check("a", [0, 7.0]).tolist() == [0, 7]
+    assert bundle.parse_observation("a", [0, 7.0]).tolist() == [0, 7]
     with pytest.raises(MarlRayError, match=r"^observations.a: .* of integers, got fractional numbers$"):
-        bundle.check("a", [0, 0.5])
+        bundle.parse_observation("a", [0, 0.5])
 
 
 def test_spaces_with_infinite_bounds_survive_the_manifest(tmp_path):

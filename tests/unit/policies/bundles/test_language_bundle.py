@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import TokenBundle, save_token_bundle
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.policies.language.lora import merged_weights
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy

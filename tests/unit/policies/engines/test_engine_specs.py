@@ -10,7 +10,7 @@ from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.extensions import ENGINE, import_reference
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher

@@ -28,11 +28,12 @@ from transformers import (
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Prompt
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.cached_forward import ForwardModel
 from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
-from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
-from marl_ray.policies.engines.torch_engine import cached_model
+from marl_ray.policies.engines.torch_engine import make_cached_model
 from marl_ray.policies.language.lora import add_adapters, without_adapters
 from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.tiny_models import byte_tokenizer
@@ -191,7 +192,7 @@ def test_rows_join_and_leave_between_steps(policy):
         p: make_engine(policy).generate([p], 4, GenerationConfig(max_tokens=12 if i % 2 else 30))[0]
         for i, p in enumerate(prompts)
     }
-    decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens)
+    decoder = Decoder(make_cached_model(policy), policy.tokenizer, policy.end_tokens)
     got: dict[int, list[int]] = {}
     owner: dict[int, Prompt] = {}
     lost = decoder.add([Prompt(tuple(range(50)), 1)], 4, GenerationConfig(max_tokens=50))[0]
@@ -220,7 +221,7 @@ def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy):
     generation, engine = GenerationConfig(max_tokens=12), make_engine(policy)
     prompts = [Prompt(tuple(text), k) for k, text in enumerate((b"one", b"a longer prompt", b"three", b"late one"))]
     expected = [engine.generate([prompt], 0, generation)[0].ids for prompt in prompts]
-    decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens, rows=3)
+    decoder = Decoder(make_cached_model(policy), policy.tokenizer, policy.end_tokens, rows=3)
     handles = [decoder.add([prompt], 0, generation)[0] for prompt in prompts[:3]]
     with torch.inference_mode():
         decoder.cache.storage[1] = torch.nan
@@ -240,7 +241,7 @@ def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy):
 def test_rows_with_other_settings_share_a_batch(policy):
     settings_ = [GenerationConfig(max_tokens=9), GenerationConfig(max_tokens=9, temperature=0.3, top_k=4)]
     prompt = Prompt(tuple(b"some text"), 11)
-    decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens)
+    decoder = Decoder(make_cached_model(policy), policy.tokenizer, policy.end_tokens)
     for generation in settings_:
         decoder.add([prompt], 0, generation)
     got: dict[int, list[int]] = {0: [], 1: []}

@@ -23,8 +23,9 @@ from transformers import (
 
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.policies.engines.models.cached_forward import ForwardModel
 from marl_ray.policies.engines.models.joint_products import join_layers
 from marl_ray.policies.engines.models.llama import LlamaModel

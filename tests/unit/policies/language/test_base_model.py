@@ -8,8 +8,9 @@ from peft import PeftModel
 from toy_models.tokens import LORA, responses, tiny
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import ADAPTER_FOLDER, Models, save_token_bundle
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.policies.language.base_model import base_sha256, known_base, share_base, unmerge_adapter
 from marl_ray.policies.language.lora import adapted_layers, bare_weights, save_adapters
 from marl_ray.policies.language.model_files import load_model

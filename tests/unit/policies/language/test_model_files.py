@@ -17,8 +17,8 @@ from toys import texts
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.model_files import check_files, empty_model
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy

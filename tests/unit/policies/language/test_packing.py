@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from toy_models.tokens import LORA, tiny
 
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.language.packing import LENGTH_MULTIPLE, pack
 
 POLICY = tiny()

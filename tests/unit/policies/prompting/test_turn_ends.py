@@ -28,7 +28,7 @@ from marl_ray.config.run.model import GenerationConfig as Sampling
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.policies.prompting.tokenizers import load_tokenizer

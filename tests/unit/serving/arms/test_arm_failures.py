@@ -13,7 +13,8 @@ from waiting import until_async
 from marl_ray.config import BreakerConfig, CacheConfig, ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError
 from marl_ray.serving.asgi import Gateway

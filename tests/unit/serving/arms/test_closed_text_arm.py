@@ -4,7 +4,7 @@ import asyncio
 
 from toy_serving.text_gateways import make_text_bundle
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.serving.arms.protocol import RequestRejection, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 

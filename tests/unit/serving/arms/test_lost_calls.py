@@ -11,7 +11,8 @@ from stores.migrated import migrated
 from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, ask, bundle, circuits, config_of_arms, errors_of
 from waiting import until_async
 
-from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.asgi import Gateway

@@ -11,7 +11,8 @@ import pytest
 from toy_serving.gateways import make_bundle
 
 from marl_ray.policies.actor_critic.stacked import Stack
-from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.serving.arms import actor_critic
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 

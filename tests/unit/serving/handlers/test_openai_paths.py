@@ -4,7 +4,7 @@ import pytest
 from toy_serving.gateways import serving
 from toy_serving.text_gateways import ASK, CHAT, TEXT, events, make_text_bundle, post, text_config
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.language.tiny_models import byte_tokenizer

@@ -11,7 +11,7 @@ from toy_serving.text_gateways import ASK, CHAT, CONTEXT, events, make_text_bund
 from waiting import until_async
 
 from marl_ray.config import GatewayConfig
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt

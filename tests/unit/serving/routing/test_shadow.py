@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from waiting import until_async
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.protocol import Answer
 from marl_ray.serving.routing.shadow import COMPLAINT_S, Shadows

@@ -10,7 +10,7 @@ from toy_serving.gateways import serving
 from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post, text_config
 from waiting import until_async
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher

@@ -36,7 +36,7 @@ _SWAPPED_OPERATORS = {
 def mutants(code: str) -> list[Mutant]:
     """Return the programs with one whole number, one operator or one string of a letter changed.
 
-    There are none if the code is not Python.
+    Code that is not Python has no mutants.
     """
     starts = [0]
     for line in code.splitlines(keepends=True):

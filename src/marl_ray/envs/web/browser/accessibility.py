@@ -107,9 +107,9 @@ def page_view(
 
 
 def snapshot_bounds(snapshot: JsonMapping) -> dict[int, Bounds]:
-    """Return the bounds in the viewport by DOM number.
+    """Return the bounds in the viewport of the main document's nodes, in pixels, by DOM number.
 
-    They are of the main document in Chromium's `DOMSnapshot.captureSnapshot`.
+    `snapshot` is an answer of Chromium's `DOMSnapshot.captureSnapshot`.
     """
     document = snapshot["documents"][0]
     numbers = document["nodes"]["backendNodeId"]

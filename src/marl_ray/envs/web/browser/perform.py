@@ -23,7 +23,7 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
     """Do an action other than `stop`, and wait for what it starts.
 
     elements: those that the agent was shown, with their roles.
-    Raises ActionError if it cannot be done, with nothing changed; PageError if the page can be used no more.
+    Raises ActionError if it cannot be done, with nothing changed, and PageError if the page can be used no more.
     """
     page = session.page
     match action.kind:

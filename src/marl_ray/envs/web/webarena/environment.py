@@ -42,8 +42,8 @@ class WebArena(BrowserEnv):
         process serves.
     sites: name of a site -> its base URL, with `data`; tasks that need another site are left out.
     test_data: a file of held-out tasks, with `data`.
-    held_out: the share of the templates of `data` that is held out where `test_data` is not given, 0.2. Made tasks have
-        other ones of the same templates.
+    held_out: the share of the templates of `data` that is held out where `test_data` is not given, 0.2. Synthetic tasks
+        have other ones of the same templates.
     allow: base URLs of further hosts that pages may reach, by default none.
     login: the folder with the files of cookies that the tasks name.
     judge: `package.module:NAME` of a callable that returns the judge of fuzzy matches; without it words are compared.

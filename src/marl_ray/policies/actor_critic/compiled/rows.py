@@ -148,7 +148,10 @@ class Categories:
         return cls(sizes, np.array([*groups, len(sizes)]))
 
     def inputs(self, rows: np.ndarray) -> NetworkInputs:
-        """Return the distinct rows among categories (N, K). MarlRayError if an entry is none of its categories."""
+        """Return the distinct rows among categories (N, K).
+
+        Raises MarlRayError if an entry is none of its categories.
+        """
         numbers, firsts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         firsts = firsts[: number_rows(rows, _factors(rows.shape[1]), numbers, firsts)]
         if (place := first_outside(rows, firsts, self.sizes)) >= 0:

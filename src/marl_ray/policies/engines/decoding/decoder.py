@@ -238,7 +238,7 @@ def _bias_rows(rows: list[_Row], logits: Tensor) -> Tensor | None:
 def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:
     """Return the most likely tokens of each row, with the log-probabilities that `draw` uses.
 
-    They are as many as the row's prompt asks for by its `top`.
+    A row has as many tokens as its prompt asks for by `top`.
     """
     max_top = max(row.prompt.top for row in rows)
     if not max_top:

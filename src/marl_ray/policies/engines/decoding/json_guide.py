@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 from marl_ray.policies.prompting.protocol import Tokenizer
+from marl_ray.policies.prompting.tokenizers import special_tokens
 
 MAX_DEPTH, MAX_SPACES = 32, 64
 """Maximum depth of objects and arrays, and number of blanks in a row: a model that repeats itself comes to an end."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from marl_ray.policies.prompting.protocol import Tokenizer
+from marl_ray.policies.prompting.tokenizers import decode_visibly, special_tokens
 
 
 class StopStrings:
@@ -52,22 +53,6 @@ class StopStrings:
             if token < self._vocabulary and token not in excluded:
                 end.append(token)
         return end[::-1]
-
-
-def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the tokens that have no text.
-
-    They are those that the tokenizer has a name for, such as its end token, and all others that are special, such as
-    Llama 3's `<|eot_id|>`.
-    """
-    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-
-
-def decode_visibly(tokenizer: Tokenizer, responses: list[list[int]]) -> list[str]:
-    """Decode token ids to texts that show special tokens."""
-    texts: list[str] = tokenizer.batch_decode(responses, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return texts
 
 
 def first_stop(tokenizer: Tokenizer, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:

@@ -36,16 +36,23 @@ class _Call:
     """The responses that one caller waits for."""
 
     version: int
+    """Version of the weights that write the responses."""
     prompts: Sequence[Prompt]
     seed: int
+    """Seed of the responses' random numbers."""
     generation: GenerationConfig
     answer: "Future[list[Completion]]" = field(default_factory=Future)
+    """The responses in the order of the prompts, or the error that ended the call."""
     again: bool = False
     """True once the responses are written a second time."""
     handles: list[int] = field(default_factory=list)
+    """Numbers of the responses in vLLM's process, one for each prompt."""
     ids: dict[int, list[int]] = field(default_factory=dict)
+    """Handle -> tokens that have been sampled."""
     log_probs: dict[int, list[float]] = field(default_factory=dict)
+    """Handle -> natural log-probabilities of these tokens."""
     finish: dict[int, str] = field(default_factory=dict)
+    """Handle -> vLLM's reason for the end of a response, `stop` or `length`; without those that are being written."""
 
 
 class VllmHost(EngineHost):
@@ -229,7 +236,10 @@ class VllmHost(EngineHost):
         ]
 
     def _recover(self, error: BaseException) -> VllmDecoder | None:
-        """Write the responses again after the first loss of a process; after another error, fail the calls."""
+        """Write the responses again after the first loss of a process; after another error, fail the calls.
+
+        Returns None if no call is left.
+        """
         self.engine.close()  # else the process would continue writing responses that nobody reads
         once_more = [call for call in self._calls if isinstance(error, EngineLostError) and not call.again]
         for call in self._calls:

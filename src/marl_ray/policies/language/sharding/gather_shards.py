@@ -95,7 +95,7 @@ def gather_to_rank0(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor |
 def _division(tensor: DTensor) -> tuple[int, int] | None:
     """Return (dimension of the mesh, dimension of the tensor) along which a tensor is divided; None if it is not.
 
-    It is divided among workers which compute together.
+    The division is among workers that compute together.
     """
     names, last = tensor.device_mesh.mesh_dim_names or (), tensor.placements[-1]
     return (len(names) - 1, last.dim) if "tensor" in names and isinstance(last, Shard) else None

@@ -46,7 +46,7 @@ class JointRows(NamedTuple):
 class JointWorkers:
     """The workers that compute each pass together, in the order of their ranks.
 
-    They are the last two dimensions of the mesh.
+    These workers are the last two dimensions of the mesh.
     """
 
     context: DeviceMesh

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
 from marl_ray.policies.prompting.protocol import Tokenizer
+from marl_ray.policies.prompting.tokenizers import decode_visibly, special_tokens
 
 BROKEN_CHARACTER = "\ufffd"
 """The character that decoders write for bytes that are not, or not yet, a whole character."""

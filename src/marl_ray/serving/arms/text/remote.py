@@ -7,8 +7,8 @@ from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.serving.arms.call_batching import cached_handle
 from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest

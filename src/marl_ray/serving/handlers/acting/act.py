@@ -112,8 +112,10 @@ def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInput
         return ActInputs(check_texts(router, act_request.observations, act_request.masks), {}, act_request.greedy)
     bundle = router.actor_bundle_of(session_arm.assignment.arm)
     try:
-        observations = {agent: bundle.check(agent, value) for agent, value in act_request.observations.items()}
-        masks = {agent: bundle.check_mask(agent, mask) for agent, mask in act_request.masks.items()}
+        observations = {
+            agent: bundle.parse_observation(agent, value) for agent, value in act_request.observations.items()
+        }
+        masks = {agent: bundle.parse_mask(agent, mask) for agent, mask in act_request.masks.items()}
     except FieldError as error:
         raise RequestError(400, error.field, error.message) from None
     return ActInputs(observations, masks, act_request.greedy)

@@ -12,7 +12,7 @@ from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics.intervals import Verdict
 from marl_ray.experiments.store.records import AuditEntry, Production
 from marl_ray.json_types import JsonObject
-from marl_ray.policies.bundles.actor_critic import Lineage
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.handlers.openai.schemas import Finish, ModelName
 
 # fmt: off

@@ -16,7 +16,9 @@ from marl_ray.errors import FieldError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, ServedPolicy, load_actor_critics, save_bundle
+from marl_ray.policies.bundles.actor_critic import PolicyParts, ServedPolicy, save_bundle
+from marl_ray.policies.bundles.loading import load_actor_critics
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.team.members import Team, TrainedTensor, WeightsSaver

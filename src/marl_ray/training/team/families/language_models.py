@@ -13,9 +13,10 @@ from typing_extensions import override
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import Models, StreamedPolicy, TokenBundle, save_token_bundle
-from marl_ray.policies.engines.sampler import has_weights, make_engine
+from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import Lineage
+from marl_ray.policies.engines.choice import has_weights, make_engine
 from marl_ray.policies.language.sampling_copy import WeightSnapshot, empty_copy, plain_copy, snapshot_copy
 from marl_ray.policies.language.token_policy import (
     TokenPolicy,

@@ -22,7 +22,7 @@ from marl_ray.policies.engines.decoding.json_guide import (
     frame_guide,
     guides_of,
 )
-from marl_ray.policies.engines.torch_engine import cached_model
+from marl_ray.policies.engines.torch_engine import make_cached_model
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import build_token_policy
@@ -122,7 +122,7 @@ def test_a_guided_row_writes_an_object_and_its_company_is_as_ever():
     policy = plain_copy(build_token_policy(ModelConfig(preset="tiny-0.2m", context=512), generation, 1, False, 0))
 
     def texts(prompts):
-        decoder, ids = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens), {}
+        decoder, ids = Decoder(make_cached_model(policy), policy.tokenizer, policy.end_tokens), {}
         handles = decoder.add(prompts, 0, generation)
         ends = {}
         while len(decoder):

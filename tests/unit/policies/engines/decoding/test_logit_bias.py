@@ -7,7 +7,7 @@ import torch
 from toy_serving.gateways import serving
 from toy_serving.text_gateways import CHAT, TEXT, events, post
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.policies.engines.decoding.sampling import draw

@@ -9,9 +9,9 @@ from toy_models.tokenizers import word_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from marl_ray.config.run.model import GenerationConfig
+from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.cached_forward import ForwardModel
-from marl_ray.policies.engines.sampler import Prompt
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 
 

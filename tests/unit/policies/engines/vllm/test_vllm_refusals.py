@@ -8,7 +8,7 @@ from toy_models.sampled_by_vllm import lora_bundle
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm.process.server import EXCLUDED_LOG_PROB, KERNEL_RANKS, most_likely
 from marl_ray.policies.engines.vllm.serving import SharedVllm

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -22,7 +23,7 @@ START_S = 600.0
 ANSWER_S = 300.0
 """Seconds that any other answer may take, such as a step or the loading of weights. The first steps compile kernels."""
 CLOSE_S = 10.0
-"""Seconds that a process may take to end."""
+"""Seconds that a killed process may take to end; then it is left to the kernel."""
 SERVER_MODULE = "marl_ray.policies.engines.vllm.process.server"
 
 
@@ -65,7 +66,11 @@ class VllmProcess:
         return self._process.pid
 
     def ask(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
-        """Call a method of the server. Once a call is lost, the process is ended, and all later calls are lost too."""
+        """Call a method of the server, and wait at most `deadline_s` seconds for the answer, else ANSWER_S.
+
+        Raises EngineRefusedError for an error of the method. Raises EngineLostError if no answer comes or the process has
+        ended: the process is then killed, and all later calls raise the same.
+        """
         limit = ANSWER_S if deadline_s is None else deadline_s
         try:
             self._connection.send((method, arguments))
@@ -105,8 +110,10 @@ def _end(process: "subprocess.Popen[bytes]", connection: Connection, folder: str
         connection.close()  # the process ends when it reads the end of the connection
     # The step under way is not needed any more; the session also contains the workers of a tensor-parallel engine.
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 9)
-    process.wait(CLOSE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    # A call of the kernel that hangs, such as a driver's, also delays SIGKILL: the caller is told of the lost engine.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(CLOSE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 

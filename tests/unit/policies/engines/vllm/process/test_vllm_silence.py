@@ -1,4 +1,8 @@
-"""A process of vLLM that reads nothing: what is sent to it has a deadline, too."""
+"""A process of vLLM that reads nothing: what is sent to it has a deadline, and so has its end."""
+
+import os
+import signal
+import tempfile
 
 import pytest
 
@@ -7,13 +11,35 @@ from marl_ray.policies.engines.vllm.process import child
 from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.messages import VllmSettings
 
+SILENCE = r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"
 
-@pytest.mark.parametrize("characters", [10, 10_000_000], ids=["it fits the socket", "it does not"])
-def test_a_process_that_never_reads_is_given_up(tmp_path, monkeypatch, characters):
+
+@pytest.fixture
+def never_reads(tmp_path, monkeypatch):
+    """Start a program in place of vLLM that reads nothing, and wait 0.3 s for its answers."""
     (tmp_path / "never_reads.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(child, "SERVER_MODULE", "never_reads")
     monkeypatch.setattr(child, "ANSWER_S", 0.3)
     monkeypatch.setattr(child, "START_S", 0.3)
-    with pytest.raises(EngineLostError, match=r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"):
+
+
+@pytest.mark.parametrize("characters", [10, 10_000_000], ids=["it fits the socket", "it does not"])
+def test_a_process_that_never_reads_is_given_up(never_reads, characters):
+    with pytest.raises(EngineLostError, match=SILENCE):
         VllmProcess(VllmSettings(folder="f" * characters, dtype="float32", context=64, processed=False), 1)
+
+
+def test_a_process_that_does_not_end_when_killed_is_lost_too(never_reads, monkeypatch, tmp_path):
+    kill, signals = os.killpg, []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(child, "CLOSE_S", 0.1)
+    # Neither a call of the kernel that hangs nor the signal that waits for it can be had in a test.
+    monkeypatch.setattr(os, "killpg", lambda group, number: signals.append((group, number)))
+    try:
+        with pytest.raises(EngineLostError, match=SILENCE):
+            VllmProcess(VllmSettings(folder="f", dtype="float32", context=64, processed=False), 1)
+        assert not list(tmp_path.glob("*vllm*")) and [number for _, number in signals] == [signal.SIGKILL]
+    finally:
+        for group, _ in signals:
+            kill(group, signal.SIGKILL)

@@ -1,18 +1,16 @@
-"""Sampling responses from a token policy."""
+"""The choice of an engine: the one that a config names is made for a policy."""
 
 from typing import TYPE_CHECKING
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
-from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
+from marl_ray.policies.engines.base import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from marl_ray.policies.language.token_policy import TokenPolicy
-
-__all__ = ["Completion", "Engine", "Prompt", "Token", "make_engine"]
 
 
 def has_weights(generation: GenerationConfig) -> bool:
