@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.evaluation.scoring.local import ResultRow
+from marl_ray.evaluation.scoring.local import JobKind, ResultRow
 from marl_ray.json_types import JsonMapping
 
 MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"
 PATH_KEYS = ("data", "samples")
 """Keys of the manifest that hold paths. If an evaluation continues with moved files, their digests must be equal."""
-ResultKey = tuple[str, str, int]
-"""AnswerKind (`sample` or `reference`), task id and number of a result."""
+ResultKey = tuple[JobKind, str, int]
+"""Kind of the scored job, task id of its problem and number of its sample."""
 
 
 class ResultsFile:
@@ -41,7 +41,7 @@ class ResultsFile:
 
 
 def key_of(row: JsonMapping) -> ResultKey:
-    """Return the key of a result."""
+    """Return the key of a result. Raises KeyError if the row lacks one of its parts."""
     return row["what"], row["task_id"], row["sample"]
 
 
