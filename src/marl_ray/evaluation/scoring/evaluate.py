@@ -13,10 +13,11 @@ from marl_ray.evaluation.data_files import BenchmarkData, load_problems
 from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
 from marl_ray.evaluation.scoring.local import JobKind, ResultRow, Scorer, ScoringJob
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
-from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_atomically
+from marl_ray.evaluation.scoring.results import ResultsFile, open_results
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.json_types import JsonObject
 from marl_ray.sandbox import Level
+from marl_ray.stored_files.temporary_files import replace_file
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,8 @@ def evaluate(
             filtered,
             unchecked,
         )
-    write_atomically(plan.folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    write_atomically(plan.folder / MARKDOWN_FILE, markdown(report))
+    replace_file(plan.folder / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
+    replace_file(plan.folder / MARKDOWN_FILE, markdown(report).encode())
     return report
 
 

@@ -17,7 +17,7 @@ from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.options import Progress, WebRequest, no_progress
 from marl_ray.evaluation.scoring.evaluate import choose_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
-from marl_ray.evaluation.scoring.results import open_results, write_atomically
+from marl_ray.evaluation.scoring.results import open_results
 from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
 from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
@@ -27,6 +27,7 @@ from marl_ray.evaluation.writing.authors import authors_of
 from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.stored_files.temporary_files import replace_file
 
 EXPERT, RANDOM = "expert", "random"
 SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}
@@ -72,8 +73,8 @@ def evaluate_web(
                 done += len(rows)
                 progress("episode", done, len(jobs))
             report = web_report(manifest, [job.task_id for job in jobs], list(results.rows.values()), ks)
-    write_atomically(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    write_atomically(folder / MARKDOWN_FILE, web_markdown(report))
+    replace_file(folder / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
+    replace_file(folder / MARKDOWN_FILE, web_markdown(report).encode())
     return report, folder
 
 

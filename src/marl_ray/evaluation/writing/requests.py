@@ -8,8 +8,9 @@ from typing import Protocol
 
 from marl_ray.evaluation.benchmarks import Problem
 from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
-from marl_ray.evaluation.scoring.results import open_results, write_atomically
+from marl_ray.evaluation.scoring.results import open_results
 from marl_ray.json_types import JsonObject
+from marl_ray.stored_files.temporary_files import replace_file
 
 PROMPT_FIELD = "{prompt}"
 SAMPLES_FILE, WRITING_FOLDER = "samples.jsonl", "generation"
@@ -56,7 +57,7 @@ def write_samples(
             done += len(rows)
             progress("answer", done, len(jobs))
         lines = [{key: value for key, value in written.rows[key].items() if key != "what"} for key in keys]
-    write_atomically(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines).encode())
     return folder, _describe_samples(manifest)
 
 
