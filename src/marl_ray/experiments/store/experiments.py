@@ -290,7 +290,7 @@ class ExperimentStore:
             return read_experiment(connection, name)
 
     def names(self) -> list[str]:
-        """Return all experiments, the oldest first."""
+        """Return the names of all experiments, the oldest first."""
         experiments = schema.experiments.c
         with self._database.transaction() as connection:
             query = sa.select(experiments.name).order_by(experiments.created, experiments.name)
