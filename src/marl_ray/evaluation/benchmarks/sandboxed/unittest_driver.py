@@ -1,11 +1,13 @@
 """Runs a BigCodeBench problem inside the sandbox, as a program and not as a module to import.
 
-stdin: one line of JSON {"code", "test", "tests", "hardened"}, then a nonce. The last line of stdout that begins with the
-nonce is the verdict. Tests and candidate share this interpreter, as mocks in the tests demand, so a candidate that
-knows this file can forge the verdict. In hardened mode these guards stop candidates that do not know it:
-results are kept by a class made before the candidate was loaded; unittest is put back as it was before every test, and a
-test that changed it fails; the number of tests is known beforehand, and none may be skipped or expected to fail; the nonce
-is still unread while the candidate runs, and stdout is somewhere else.
+stdin: a line with a number of bytes, so many bytes of JSON {"code", "test", "tests", "hardened"}, and a nonce to the end.
+stdout: a line that begins with the nonce, behind which is the verdict as JSON {"passed", "message"}.
+
+Tests and candidate share this interpreter, as mocks in the tests demand, so a candidate that knows this file can forge the
+verdict. In hardened mode these guards stop candidates that do not know it: results are kept by a class made before the
+candidate was loaded; unittest is put back as it was before every test, and a test that changed it fails; the number of
+tests is known beforehand, and none may be skipped or expected to fail; the nonce is still unread while the candidate runs,
+and stdout is somewhere else.
 """
 
 import builtins
@@ -123,7 +125,7 @@ def main() -> None:
     result. In hardened mode code and tests run one after the other, with a look at unittest between them, and the
     verdict is that of `make_result`.
     """
-    # The job is read byte by byte up to its size, because a buffered reader would take the nonce behind it too.
+    # The line is read byte by byte and the job by its size: a buffered reader would take the nonce behind them too.
     size, payload = b"", b""
     while not size.endswith(b"\n"):
         size += os.read(0, 1)
