@@ -9,7 +9,7 @@ from pathlib import Path
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
-from marl_ray.evaluation.data_files import BenchmarkData, load_problems
+from marl_ray.evaluation.data_files import SHORT_DIGEST, BenchmarkData, load_problems
 from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
 from marl_ray.evaluation.scoring.local import JobKind, ResultRow, Scorer, ScoringJob
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
@@ -119,7 +119,7 @@ def prepare_evaluation(
         "timeout_s": timeout_s,
         "min_level": options.min_level.name.lower(),
     }
-    folder = options.out or Path("runs/evaluations", f"{scored.name}-{samples.sha256[:12]}")
+    folder = options.out or Path("runs/evaluations", f"{scored.name}-{samples.sha256[:SHORT_DIGEST]}")
     return EvaluationPlan(
         benchmark=scored,
         data=data,

@@ -14,6 +14,7 @@ from marl_ray.envs.text.record_files import read_bytes
 from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.evaluation.data_files import SHORT_DIGEST
 from marl_ray.evaluation.options import Progress, WebRequest, no_progress
 from marl_ray.evaluation.scoring.evaluate import choose_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
@@ -63,7 +64,7 @@ def evaluate_web(
         ks = choose_ks({job.task_id: request.num_samples for job in jobs}, request.k, benchmark.ks)
         manifest = _manifest(benchmark, request, kwargs, agent, len(jobs))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:12]}")
+        folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:SHORT_DIGEST]}")
         with open_results(folder, manifest) as results:
             pending = [job for job in jobs if ("sample", job.task_id, job.sample) not in results.rows]
             done = len(jobs) - len(pending)
@@ -152,7 +153,7 @@ def _manifest(
     options = {name: value for name, value in kwargs.items() if name not in NEUTRAL_OPTIONS}
     files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]
     digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in files]
-    tasks = f"file of sha256 {digests[0][:12]}" if digests else "its own tasks"
+    tasks = f"file of sha256 {digests[0][:SHORT_DIGEST]}" if digests else "its own tasks"
     return {
         "benchmark": benchmark.name,
         "variant": f"{benchmark.title}, {tasks}, split {request.split}, {episodes} episodes; {agent_facts['agent']}",

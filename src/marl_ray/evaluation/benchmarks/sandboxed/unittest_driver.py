@@ -27,6 +27,10 @@ import unittest.result
 import unittest.suite
 from collections.abc import Callable
 
+MAX_NOTE = 300
+"""Characters of the note on one failed test, so that a message has room for several."""
+MAX_MESSAGE = 1000
+"""Characters of the verdict's message, because results.jsonl keeps one for every sample."""
 _PARTS: list[object] = [
     unittest,
     unittest.case,
@@ -78,8 +82,8 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
         def _count_failure(self, test: object, *details: object) -> None:
             counts["failed"] += 1
             error = details[0] if details else None
-            what = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
-            notes.append(f"{getattr(test, '_testMethodName', 'set-up')}: {what}"[:300])
+            reason = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
+            notes.append(f"{getattr(test, '_testMethodName', 'set-up')}: {reason}"[:MAX_NOTE])
 
         addError = addFailure = addSkip = addExpectedFailure = addUnexpectedSuccess = _count_failure  # type: ignore[assignment]
 
@@ -153,7 +157,7 @@ def main() -> None:
     load, find = unittest.TestLoader().loadTestsFromTestCase, getattr
     result, counts, notes = make_result(restore)
     stream = ClosedStream()
-    say, read, exit_now = os.write, os.read, os._exit
+    say, read, exit_now, max_message = os.write, os.read, os._exit, MAX_MESSAGE
     dumps = json.dumps
     try:
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
@@ -182,7 +186,7 @@ def main() -> None:
         # Also `sys.exit` of the candidate, which must not end this program without a verdict.
         ok, message = False, f"{type(error).__name__}: {error}"
     nonce = read(rest_of_stdin, 4096)
-    text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:1000]}).encode() + b"\n"
+    text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:max_message]}).encode() + b"\n"
     while text:
         text = text[say(verdict_out, text) :]
     exit_now(0)  # without the candidate's handlers of `atexit`
