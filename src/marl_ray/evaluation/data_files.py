@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_records
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 from marl_ray.extensions import BENCHMARK
+from marl_ray.stored_files.record_files import FileRow, read_bytes, read_records
 
 SHORT_DIGEST = 12
 """Hexadecimal digits that stand for a sha256 in names and texts: 48 bits, which no two of a few thousand files share."""

@@ -19,7 +19,6 @@ from importlib import resources
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
@@ -34,6 +33,7 @@ from marl_ray.evaluation.benchmarks.base import (
     unique_problems,
 )
 from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 """Limit of the address space: officially 30 GiB; here at most half of the machine's memory, which it might use."""

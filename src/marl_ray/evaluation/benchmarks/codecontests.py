@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
@@ -29,6 +28,7 @@ from marl_ray.evaluation.benchmarks.base import (
 from marl_ray.rewards.code import StdioTest
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 PYTHON3_NUMBER = 3
 """Number of Python 3 among the languages of the data; 1 is Python 2."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
@@ -33,6 +32,7 @@ from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import COMPARED_WI
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 MIN_S, REFERENCE_FACTOR, TASK_S = 1.0, 4.0, 60.0
 """Minimum seconds of an input, multiple of the reference's seconds, and maximum seconds of all base or all plus inputs.

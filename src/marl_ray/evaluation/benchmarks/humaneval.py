@@ -6,7 +6,6 @@ File and semantics are those of openai/human-eval.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
     BenchmarkRecord,
@@ -18,6 +17,7 @@ from marl_ray.evaluation.benchmarks.base import (
 )
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 class HumanEvalRecord(BenchmarkRecord):

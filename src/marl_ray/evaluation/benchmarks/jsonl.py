@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import CodeRecord, code_task
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
@@ -28,6 +27,7 @@ from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 class OwnRecord(CodeRecord):

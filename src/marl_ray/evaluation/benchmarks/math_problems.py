@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import MathRecord
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
@@ -24,6 +23,7 @@ from marl_ray.evaluation.benchmarks.base import (
 )
 from marl_ray.rewards.math_reward import math_reward
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.text.base import COSTS
-from marl_ray.envs.text.record_files import read_bytes
 from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import FieldError, MarlRayError
@@ -28,6 +27,7 @@ from marl_ray.evaluation.writing.authors import authors_of
 from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.stored_files.record_files import read_bytes
 from marl_ray.stored_files.temporary_files import replace_file
 
 EXPERT, RANDOM = "expert", "random"
