@@ -135,10 +135,12 @@ def driver_source() -> str:
 
 def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
-    return unique_problems((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
+    return unique_problems(
+        (row, _make_problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows
+    )
 
 
-def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
+def _make_problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
     reference = record.complete_prompt + record.canonical_solution
     try:
         tests = parse_python(record.test)

@@ -142,12 +142,12 @@ def run_stdio(
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of the hub's format, or of SandboxFusion's."""
-    return unique_problems((row, _problem(row)) for row in rows)
+    return unique_problems((row, _read_problem(row)) for row in rows)
 
 
-def _problem(row: FileRow) -> Problem:
+def _read_problem(row: FileRow) -> Problem:
     if isinstance(row.values, dict) and "content" in row.values:
-        return _fusion_problem(row)
+        return _read_fusion_problem(row)
     record = read_record(ContestRecord, row)
     try:
         tests = [
@@ -169,7 +169,7 @@ def _problem(row: FileRow) -> Problem:
     )
 
 
-def _fusion_problem(row: FileRow) -> Problem:
+def _read_fusion_problem(row: FileRow) -> Problem:
     record = read_record(FusionRecord, row)
     try:
         name = str(json.loads(record.labels)["name"])

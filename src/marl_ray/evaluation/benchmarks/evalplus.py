@@ -221,10 +221,10 @@ def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of an EvalPlus file; `prefix` begins its task ids."""
-    return unique_problems((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
+    return unique_problems((row, _make_problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
 
 
-def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
+def _make_problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
     id_prefix, _, number = record.task_id.partition("/")
     if id_prefix != prefix or not number.isdecimal():
         raise MarlRayError(f"{where}: task_id {record.task_id!r}: expected {prefix}/ and a number")

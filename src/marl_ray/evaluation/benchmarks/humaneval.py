@@ -63,10 +63,10 @@ class HumanEvalProblem(Problem):
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a HumanEval file."""
-    return unique_problems((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
+    return unique_problems((row, _make_problem(read_record(HumanEvalRecord, row))) for row in rows)
 
 
-def _problem(record: HumanEvalRecord) -> Problem:
+def _make_problem(record: HumanEvalRecord) -> Problem:
     reference = record.prompt + record.canonical_solution
     return HumanEvalProblem(record.task_id, record.prompt, record.entry_point, (reference,), record.test)
 

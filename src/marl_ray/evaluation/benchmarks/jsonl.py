@@ -81,10 +81,10 @@ def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
 
     Raises MarlRayError for a line that is neither of its two kinds.
     """
-    return unique_problems((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
+    return unique_problems((row, _make_problem(read_record(OwnRecord, row), row.where)) for row in rows)
 
 
-def _problem(record: OwnRecord, where: str) -> Problem:
+def _make_problem(record: OwnRecord, where: str) -> Problem:
     references = (record.reference,) if record.reference else ()
     return OwnProblem(record.task_id, record.prompt, record.entry_point, references, code_task(record, where))
 

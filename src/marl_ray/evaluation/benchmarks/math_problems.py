@@ -49,10 +49,12 @@ class MathProblem(Problem):
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a file of mathematics."""
-    return unique_problems((row, _problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows))
+    return unique_problems(
+        (row, _make_problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows)
+    )
 
 
-def _problem(number: int, record: MathRecord) -> Problem:
+def _make_problem(number: int, record: MathRecord) -> Problem:
     answer = str(record.answer)
     return MathProblem(record.task_id or str(number), record.prompt, "", (record.solution or answer,), answer)
 

@@ -127,11 +127,11 @@ def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRo
         if by_number
     )
     return unique_problems(
-        (row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records
+        (row, _make_problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records
     )
 
 
-def _problem(record: MbppRecord | SanitizedRecord, prompt: str, where: str) -> Problem:
+def _make_problem(record: MbppRecord | SanitizedRecord, prompt: str, where: str) -> Problem:
     return MbppProblem(
         f"Mbpp/{record.task_id}",
         prompt,
