@@ -308,7 +308,7 @@ def _json_line(texts: Mapping[str, str]) -> str:
 
 
 def signed_objectives(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
-    """Return the objectives as scores, for which greater is better."""
+    """Return the objectives as scores, for which greater is better; None without objectives."""
     if objectives is None:
         return None
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
