@@ -41,10 +41,15 @@ class EvaluationPlan:
     samples: Samples
     modes: tuple[Mode, ...]
     ks: tuple[int, ...]
+    """The k of each pass@k."""
     timeout_s: float
+    """CPU seconds of one run of a program."""
     min_level: Level
+    """The weakest confinement in which programs may run."""
     folder: Path
+    """Folder of the manifest, the results and the report."""
     manifest: JsonObject
+    """Facts that may not change when the evaluation is continued (see `results`)."""
 
     @property
     def packages(self) -> frozenset[str]:

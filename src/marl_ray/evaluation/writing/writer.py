@@ -57,7 +57,10 @@ class Conversation:
     """True if the conversation is over because the next prompt is too long even when shortened."""
 
     def take_next_turn(self) -> None:
-        """Hand over the last response and take the next turn."""
+        """Hand over the last response and take the next turn.
+
+        Raises MarlRayError naming the task whose environment failed.
+        """
         if self.cut:
             self.agent = None
             return
