@@ -1,8 +1,9 @@
-"""Frames, round ticks and SVG paths, which the charts of the gateway's page and of a sweep's report share."""
+"""The style sheet, frames, round ticks and SVG paths, which the gateway's pages and a sweep's report share."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 MINUS = "\N{MINUS SIGN}"
 """The minus of numbers in charts, as wide as a digit."""
@@ -30,6 +31,11 @@ class Frame:
     right: float
     top: float
     bottom: float
+
+
+def read_stylesheet() -> bytes:
+    """Return the style sheet of all pages, as CSS."""
+    return Path(__file__).with_name("style.css").read_bytes()
 
 
 def round_step(size: float, max_steps: int) -> float:

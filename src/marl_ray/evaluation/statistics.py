@@ -54,7 +54,7 @@ def problem_bootstrap(
 
     A group is a benchmark: (problems,) scores in [0, 1]. Each resample draws problems within each group. Weights are
     relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has
-    no width.
+    no width. Raises MarlRayError for a group without problems, and for weights that do not add up to more than 0.
     """
     scores = [np.asarray(group, float) for group in groups]
     share = np.asarray(weights, float)

@@ -1,1 +1,1 @@
-"""Files that processes keep, complete or appended to on any storage, or as a local database of texts."""
+"""Files on any storage: kept complete, appended to or created by one process; records that users bring; texts by key."""

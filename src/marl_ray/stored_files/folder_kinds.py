@@ -6,7 +6,7 @@ A run or a sweep has its name for itself, because all that it writes lies in the
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.storages import open_storage
+from marl_ray.stored_files.storages import open_storage
 from marl_ray.stored_files.temporary_files import TEMPORARY_NAME
 
 RUN_KIND, SWEEP_KIND = "run", "sweep"

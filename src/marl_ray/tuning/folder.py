@@ -16,9 +16,9 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonValue
-from marl_ray.storages import absolute_storage, open_storage
 from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.stored_files.json_files import read_json, write_json
+from marl_ray.stored_files.storages import absolute_storage, open_storage
 from marl_ray.stored_files.temporary_files import write_file
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.run_folder.metrics_file import row_of

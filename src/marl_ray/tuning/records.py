@@ -18,6 +18,8 @@ from marl_ray.tuning.folder import Folder
 
 CHANGES_FILE, REPORT_FILE = "sweep.jsonl", "report.html"
 """Files of a sweep beside its records: the later changes of these, and the page for people."""
+FORMAT = 1
+"""Version of the layout of `sweep.json` and `sweep.jsonl`."""
 FAILED_STATUSES = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
 MIN_LOG_BYTES = 1 << 16
@@ -155,7 +157,7 @@ def read_records(folder: Folder) -> JsonObject | None:
     """Return the records of a sweep as plain data, whoever writes them meanwhile.
 
     Returns None if there is no file. Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if
-    the files are not a sweep's.
+    the files are not a sweep's, and MarlRayError if they are of another version of marl-ray.
     """
     for _ in range(READ_ATTEMPTS):
         data = folder.read_json(SWEEP_FILE)
@@ -163,6 +165,11 @@ def read_records(folder: Folder) -> JsonObject | None:
             return None
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, got {type(data).__name__}")
+        if data["format"] != FORMAT:
+            raise MarlRayError(
+                f"{folder.uri}/{SWEEP_FILE} has sweep format {data['format']}, expected {FORMAT}; it can be read by the "
+                "version of marl-ray that wrote it"
+            )
         if _apply_changes(data, folder.lines(CHANGES_FILE)):
             return data
     raise ValueError(f"{CHANGES_FILE} lacks the changes that follow number {data.get('changes', 0)}")
@@ -198,12 +205,12 @@ def _apply_changes(data: JsonObject, lines: Sequence[str]) -> bool:
 def load_records(folder: Folder) -> SweepRecords | None:
     """Read a sweep's records.
 
-    Returns None if there is no file. Raises ValueError, TypeError or KeyError if the files are not a sweep's.
+    Returns None if there is no file. Raises as `read_records` does.
     """
     data = read_records(folder)
     if data is None:
         return None
-    data.pop("format", None)
+    del data["format"]
     data["trials"] = [_trial_record(trial) for trial in data["trials"]]
     return SweepRecords(**data)
 
@@ -270,7 +277,7 @@ class RecordsFile:
         self.marked.clear()
         of_sweep = self.written[None]
         trials = (_json_line(self.written[record.number]) for record in self.records.trials)
-        text = _json_line({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
+        text = _json_line({"format": str(FORMAT)} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
         self.folder.write(SWEEP_FILE, text.encode())
         lines = self.lines or self.folder.open_lines(CHANGES_FILE)
         lines.keep(0)
@@ -301,7 +308,7 @@ def _json_line(texts: Mapping[str, str]) -> str:
 
 
 def signed_objectives(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
-    """Return the objectives as scores, for which greater is better."""
+    """Return the objectives as scores, for which greater is better; None without objectives."""
     if objectives is None:
         return None
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]

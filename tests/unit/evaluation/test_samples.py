@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from servers.http_server import serving_http
 
-from marl_ray.envs.text.record_files import read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
@@ -23,6 +22,7 @@ from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST_FILE, RESULTS_FILE, open_results
 from marl_ray.evaluation.statistics import problem_bootstrap
 from marl_ray.evaluation.writing.samples import read_samples
+from marl_ray.stored_files.record_files import read_records
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 PROBLEMS = str(FIXTURES / "humaneval.jsonl")

@@ -121,6 +121,7 @@ def stored_sweep(storage: Path) -> None:
     plan = {"run": {"env": {"id": "math"}}, "metric": [{"name": "eval/return"}], "budget": {"steps": None}}
     plan |= {"scheduler": {"kind": "asha"}, "search": {"kind": "random"}}
     records = {"status": "finished", "winner": 0, "trials": [{"played": 64, "objectives": [0.5]}], "config": plan}
+    records |= {"format": 1}
     (storage / "many" / "sweep.json").write_text(json.dumps(records))
 
 

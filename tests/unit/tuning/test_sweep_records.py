@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pyarrow import fs
 from toy_runs.sweeps import finished_sweep
 
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.stored import StoredSweep, list_stored
+from marl_ray.runs.stored import StoredSweep, find_entry, list_stored
 from marl_ray.stored_files import appended_file as files
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning import records as records_module
@@ -157,3 +158,17 @@ def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path):
     (tmp_path / "toy" / CHANGES_FILE).write_text('{"changes": 99, "trials": []}\n')
     with pytest.raises(MarlRayError, match=r"sweep\.jsonl lacks the changes that follow number "):
         find_sweep("toy", str(tmp_path))
+
+
+def test_records_of_another_format_are_refused_by_name(tmp_path):
+    folder = finished_sweep(tmp_path, trials=2).end()
+    path = tmp_path / "toy" / SWEEP_FILE
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    error = f"{path} has sweep format 2, expected 1; it can be read by the version of marl-ray that wrote it"
+    for read in (
+        lambda: load_records(folder),
+        lambda: find_sweep("toy", str(tmp_path)),
+        lambda: find_entry("toy", str(tmp_path)),
+    ):
+        with pytest.raises(MarlRayError, match=f"^{re.escape(error)}$"):
+            read()

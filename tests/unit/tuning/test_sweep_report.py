@@ -274,7 +274,7 @@ def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path, capsys
         MarlRayError, match=r"sweep 'none': expected a sweep's folder or name, but there is no .* or .*"
     ):
         find_sweep("none", str(tmp_path))
-    for text in ("[]", "{", '{"trials": []}'):
+    for text in ("[]", "{", '{"trials": []}', '{"format": 1, "trials": []}'):
         (tmp_path / "toy" / "sweep.json").write_text(text)
         with pytest.raises(MarlRayError, match=r"toy/sweep\.json is not the record of a sweep: ."):
             find_sweep("toy", str(tmp_path))

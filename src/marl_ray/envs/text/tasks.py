@@ -20,9 +20,9 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from marl_ray.envs.text.base import Task
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
+from marl_ray.stored_files.record_files import FileRow, read_bytes, read_record, read_records
 
 
 class StrictRecord(BaseModel):

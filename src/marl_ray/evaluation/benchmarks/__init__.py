@@ -3,7 +3,6 @@
 import re
 
 from marl_ray.config.base import NAME_PATTERN
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     ANSWER_KINDS,
@@ -19,6 +18,7 @@ from marl_ray.evaluation.benchmarks.base import (
     unique_problems,
 )
 from marl_ray.extensions import BENCHMARK
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 def benchmark(name: str) -> Benchmark:

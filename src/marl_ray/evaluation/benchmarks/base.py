@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from marl_ray.envs.text.record_files import FileRow
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.extraction import extract
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow
 
 Mode = Literal["official", "hardened"]
 AnswerKind = Literal["completion", "solution", "output"]

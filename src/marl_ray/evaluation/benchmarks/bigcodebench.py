@@ -19,7 +19,6 @@ from importlib import resources
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
@@ -34,6 +33,7 @@ from marl_ray.evaluation.benchmarks.base import (
     unique_problems,
 )
 from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 """Limit of the address space: officially 30 GiB; here at most half of the machine's memory, which it might use."""
@@ -135,10 +135,12 @@ def driver_source() -> str:
 
 def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
-    return unique_problems((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
+    return unique_problems(
+        (row, _make_problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows
+    )
 
 
-def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
+def _make_problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
     reference = record.complete_prompt + record.canonical_solution
     try:
         tests = parse_python(record.test)

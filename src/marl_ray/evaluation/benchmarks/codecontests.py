@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
@@ -29,6 +28,7 @@ from marl_ray.evaluation.benchmarks.base import (
 from marl_ray.rewards.code import StdioTest
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 PYTHON3_NUMBER = 3
 """Number of Python 3 among the languages of the data; 1 is Python 2."""
@@ -142,12 +142,12 @@ def run_stdio(
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of the hub's format, or of SandboxFusion's."""
-    return unique_problems((row, _problem(row)) for row in rows)
+    return unique_problems((row, _read_problem(row)) for row in rows)
 
 
-def _problem(row: FileRow) -> Problem:
+def _read_problem(row: FileRow) -> Problem:
     if isinstance(row.values, dict) and "content" in row.values:
-        return _fusion_problem(row)
+        return _read_fusion_problem(row)
     record = read_record(ContestRecord, row)
     try:
         tests = [
@@ -169,7 +169,7 @@ def _problem(row: FileRow) -> Problem:
     )
 
 
-def _fusion_problem(row: FileRow) -> Problem:
+def _read_fusion_problem(row: FileRow) -> Problem:
     record = read_record(FusionRecord, row)
     try:
         name = str(json.loads(record.labels)["name"])

@@ -15,7 +15,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
@@ -33,6 +32,7 @@ from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import COMPARED_WI
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 MIN_S, REFERENCE_FACTOR, TASK_S = 1.0, 4.0, 60.0
 """Minimum seconds of an input, multiple of the reference's seconds, and maximum seconds of all base or all plus inputs.
@@ -221,10 +221,10 @@ def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of an EvalPlus file; `prefix` begins its task ids."""
-    return unique_problems((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
+    return unique_problems((row, _make_problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
 
 
-def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
+def _make_problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
     id_prefix, _, number = record.task_id.partition("/")
     if id_prefix != prefix or not number.isdecimal():
         raise MarlRayError(f"{where}: task_id {record.task_id!r}: expected {prefix}/ and a number")

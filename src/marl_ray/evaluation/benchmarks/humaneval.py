@@ -6,7 +6,6 @@ File and semantics are those of openai/human-eval.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
     BenchmarkRecord,
@@ -18,6 +17,7 @@ from marl_ray.evaluation.benchmarks.base import (
 )
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 class HumanEvalRecord(BenchmarkRecord):
@@ -63,10 +63,10 @@ class HumanEvalProblem(Problem):
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a HumanEval file."""
-    return unique_problems((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
+    return unique_problems((row, _make_problem(read_record(HumanEvalRecord, row))) for row in rows)
 
 
-def _problem(record: HumanEvalRecord) -> Problem:
+def _make_problem(record: HumanEvalRecord) -> Problem:
     reference = record.prompt + record.canonical_solution
     return HumanEvalProblem(record.task_id, record.prompt, record.entry_point, (reference,), record.test)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import CodeRecord, code_task
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
@@ -28,6 +27,7 @@ from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 class OwnRecord(CodeRecord):
@@ -81,10 +81,10 @@ def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
 
     Raises MarlRayError for a line that is neither of its two kinds.
     """
-    return unique_problems((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
+    return unique_problems((row, _make_problem(read_record(OwnRecord, row), row.where)) for row in rows)
 
 
-def _problem(record: OwnRecord, where: str) -> Problem:
+def _make_problem(record: OwnRecord, where: str) -> Problem:
     references = (record.reference,) if record.reference else ()
     return OwnProblem(record.task_id, record.prompt, record.entry_point, references, code_task(record, where))
 

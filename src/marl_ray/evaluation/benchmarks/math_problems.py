@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import MathRecord
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
@@ -24,6 +23,7 @@ from marl_ray.evaluation.benchmarks.base import (
 )
 from marl_ray.rewards.math_reward import math_reward
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,12 @@ class MathProblem(Problem):
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a file of mathematics."""
-    return unique_problems((row, _problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows))
+    return unique_problems(
+        (row, _make_problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows)
+    )
 
 
-def _problem(number: int, record: MathRecord) -> Problem:
+def _make_problem(number: int, record: MathRecord) -> Problem:
     answer = str(record.answer)
     return MathProblem(record.task_id or str(number), record.prompt, "", (record.solution or answer,), answer)
 

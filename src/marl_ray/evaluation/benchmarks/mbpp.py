@@ -12,7 +12,6 @@ from functools import partial
 
 from typing_extensions import override
 
-from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
@@ -29,6 +28,7 @@ from marl_ray.evaluation.benchmarks.base import (
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Pool
+from marl_ray.stored_files.record_files import FileRow, read_record
 
 SHOT_NUMBERS = (2, 3, 4)
 """Problems that the prompt shows with their solutions, as in the paper (README of google-research/mbpp)."""
@@ -127,11 +127,11 @@ def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRo
         if by_number
     )
     return unique_problems(
-        (row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records
+        (row, _make_problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records
     )
 
 
-def _problem(record: MbppRecord | SanitizedRecord, prompt: str, where: str) -> Problem:
+def _make_problem(record: MbppRecord | SanitizedRecord, prompt: str, where: str) -> Problem:
     return MbppProblem(
         f"Mbpp/{record.task_id}",
         prompt,

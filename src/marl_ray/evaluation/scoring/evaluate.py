@@ -9,14 +9,15 @@ from pathlib import Path
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
-from marl_ray.evaluation.data_files import BenchmarkData, load_problems
+from marl_ray.evaluation.data_files import SHORT_DIGEST, BenchmarkData, load_problems
 from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
 from marl_ray.evaluation.scoring.local import JobKind, ResultRow, Scorer, ScoringJob
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
-from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_atomically
+from marl_ray.evaluation.scoring.results import ResultsFile, open_results
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.json_types import JsonObject
 from marl_ray.sandbox import Level
+from marl_ray.stored_files.temporary_files import replace_file
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,15 @@ class EvaluationPlan:
     samples: Samples
     modes: tuple[Mode, ...]
     ks: tuple[int, ...]
+    """The k of each pass@k."""
     timeout_s: float
+    """CPU seconds of one run of a program."""
     min_level: Level
+    """The weakest confinement in which programs may run."""
     folder: Path
+    """Folder of the manifest, the results and the report."""
     manifest: JsonObject
+    """Facts that may not change when the evaluation is continued (see `results`)."""
 
     @property
     def packages(self) -> frozenset[str]:
@@ -118,7 +124,7 @@ def prepare_evaluation(
         "timeout_s": timeout_s,
         "min_level": options.min_level.name.lower(),
     }
-    folder = options.out or Path("runs/evaluations", f"{scored.name}-{samples.sha256[:12]}")
+    folder = options.out or Path("runs/evaluations", f"{scored.name}-{samples.sha256[:SHORT_DIGEST]}")
     return EvaluationPlan(
         benchmark=scored,
         data=data,
@@ -166,8 +172,8 @@ def evaluate(
             filtered,
             unchecked,
         )
-    write_atomically(plan.folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    write_atomically(plan.folder / MARKDOWN_FILE, markdown(report))
+    replace_file(plan.folder / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
+    replace_file(plan.folder / MARKDOWN_FILE, markdown(report).encode())
     return report
 
 

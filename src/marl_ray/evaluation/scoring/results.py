@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.evaluation.scoring.local import ResultRow
+from marl_ray.evaluation.scoring.local import JobKind, ResultRow
 from marl_ray.json_types import JsonMapping
+from marl_ray.stored_files.temporary_files import replace_file
 
 MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"
 PATH_KEYS = ("data", "samples")
 """Keys of the manifest that hold paths. If an evaluation continues with moved files, their digests must be equal."""
-ResultKey = tuple[str, str, int]
-"""AnswerKind (`sample` or `reference`), task id and number of a result."""
+ResultKey = tuple[JobKind, str, int]
+"""Kind of the scored job, task id of its problem and number of its sample."""
 
 
 class ResultsFile:
@@ -41,7 +42,7 @@ class ResultsFile:
 
 
 def key_of(row: JsonMapping) -> ResultKey:
-    """Return the key of a result."""
+    """Return the key of a result. Raises KeyError if the row lacks one of its parts."""
     return row["what"], row["task_id"], row["sample"]
 
 
@@ -73,7 +74,7 @@ def _check_manifest(folder: Path, manifest: JsonMapping, empty: bool) -> None:
     if not path.exists():
         if not empty:
             raise FieldError("out", f"{folder} has {RESULTS_FILE} but no {MANIFEST_FILE}; choose another folder")
-        write_atomically(path, json.dumps(manifest, indent=2) + "\n")
+        replace_file(path, (json.dumps(manifest, indent=2) + "\n").encode())
         return
     try:
         before = json.loads(path.read_bytes())
@@ -102,13 +103,3 @@ def _read_results(path: Path, file: int) -> dict[ResultKey, ResultRow]:
         except (ValueError, KeyError, TypeError) as error:
             raise MarlRayError(f"{path}:{number}: not a result; remove the line to have it measured again") from error
     return results
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

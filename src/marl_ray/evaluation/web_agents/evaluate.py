@@ -10,14 +10,14 @@ from pathlib import Path
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.text.base import COSTS
-from marl_ray.envs.text.record_files import read_bytes
 from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.evaluation.data_files import SHORT_DIGEST
 from marl_ray.evaluation.options import Progress, WebRequest, no_progress
 from marl_ray.evaluation.scoring.evaluate import choose_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
-from marl_ray.evaluation.scoring.results import open_results, write_atomically
+from marl_ray.evaluation.scoring.results import open_results
 from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
 from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
@@ -28,6 +28,8 @@ from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.stored_files.record_files import read_bytes
+from marl_ray.stored_files.temporary_files import replace_file
 
 EXPERT, RANDOM = "expert", "random"
 SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}
@@ -63,7 +65,7 @@ def evaluate_web(
         ks = choose_ks({job.task_id: request.num_samples for job in jobs}, request.k, benchmark.ks)
         manifest = _manifest(benchmark, request, kwargs, agent, len(jobs))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:12]}")
+        folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:SHORT_DIGEST]}")
         with open_results(folder, manifest) as results:
             pending = [job for job in jobs if ("sample", job.task_id, job.sample) not in results.rows]
             done = len(jobs) - len(pending)
@@ -73,8 +75,8 @@ def evaluate_web(
                 done += len(rows)
                 progress("episode", done, len(jobs))
             report = web_report(manifest, [job.task_id for job in jobs], list(results.rows.values()), ks)
-    write_atomically(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    write_atomically(folder / MARKDOWN_FILE, web_markdown(report))
+    replace_file(folder / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
+    replace_file(folder / MARKDOWN_FILE, web_markdown(report).encode())
     return report, folder
 
 
@@ -152,7 +154,7 @@ def _manifest(
     options = {name: value for name, value in kwargs.items() if name not in NEUTRAL_OPTIONS}
     files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]
     digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in files]
-    tasks = f"file of sha256 {digests[0][:12]}" if digests else "its own tasks"
+    tasks = f"file of sha256 {digests[0][:SHORT_DIGEST]}" if digests else "its own tasks"
     return {
         "benchmark": benchmark.name,
         "variant": f"{benchmark.title}, {tasks}, split {request.split}, {episodes} episodes; {agent_facts['agent']}",

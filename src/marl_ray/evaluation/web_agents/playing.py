@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from marl_ray.deadline_threads import CallTimeoutError, run_side_by_side
 from marl_ray.envs.text.base import COSTS
 from marl_ray.envs.web.environment import TASK_STEPS, BrowserEnv
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
 from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
 from marl_ray.json_types import JsonObject
-from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side
 
 SLACK_S = 60.0
 """Seconds beyond the deadlines of the browser after which a turn is an error: they end every call themselves."""

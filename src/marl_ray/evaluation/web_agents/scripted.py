@@ -16,6 +16,8 @@ from marl_ray.rollout.rng import task_number
 
 ACTIONABLE_ROLES = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
 """Roles of the elements that the random agent clicks or types into."""
+SHOWN_INTENT = 80
+"""Characters of a task's text in an error, so that the error stays one line."""
 
 
 class RandomAgent(WebAgent):
@@ -65,7 +67,7 @@ class ExpertAgent(WebAgent):
         plan = self._plans.get(turn.env.intent())
         if plan is None:
             raise FieldError(
-                "policy", f"the expert does synthetic tasks of webarena alone, not {turn.env.intent()[:80]!r}"
+                "policy", f"the expert does synthetic tasks of webarena alone, not {turn.env.intent()[:SHOWN_INTENT]!r}"
             )
         try:
             return expert_action(plan[turn.number], turn.prompt) if turn.number < len(plan) else "stop"

@@ -8,6 +8,7 @@ from typing_extensions import override
 from marl_ray.envs.web.elements import action_count, row_size
 from marl_ray.envs.web.miniwob_elements import DEFAULT_ELEMENTS, ElementReader
 from marl_ray.errors import FieldError
+from marl_ray.evaluation.data_files import SHORT_DIGEST
 from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_generator
 from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
@@ -35,7 +36,7 @@ class LanguageAgent(WebAgent):
     def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"temperature {self.generation.temperature:g}, seed {self.seed}"
         return {
-            "agent": f"a language model of bundle {self.digest[:12]}, {drawn}",
+            "agent": f"a language model of bundle {self.digest[:SHORT_DIGEST]}, {drawn}",
             "bundle": self.digest,
             "seed": self.seed,
             "greedy": self.greedy,
@@ -84,7 +85,7 @@ class ElementAgent(WebAgent):
     def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"seed {self.seed}"
         facts = {"bundle": self.digest, "seed": self.seed, "greedy": self.greedy}
-        return {"agent": f"an actor-critic of bundle {self.digest[:12]}, {drawn}", **facts}
+        return {"agent": f"an actor-critic of bundle {self.digest[:SHORT_DIGEST]}, {drawn}", **facts}
 
     @override
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:

@@ -78,7 +78,7 @@ class _RayWriters:
     def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the manifest that `SampleWriter.manifest` describes.
 
-        Actors that still wait for a place when it returns get no work.
+        Actors that still wait for a place when it returns get no work. Raises MarlRayError if none is ready in time.
         """
         import ray
 
@@ -92,7 +92,10 @@ class _RayWriters:
         return manifest
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """Yield samples as `SampleWriter.write` does. The batch of an actor that dies goes to the others."""
+        """Yield samples as `SampleWriter.write` does. The batch of an actor that dies goes to the others.
+
+        Raises MarlRayError if no actor is left, or a batch takes longer than `BATCH_S`.
+        """
         import ray
         from ray.exceptions import RayActorError
 

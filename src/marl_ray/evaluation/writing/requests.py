@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from marl_ray.evaluation.benchmarks import Problem
+from marl_ray.evaluation.data_files import SHORT_DIGEST
 from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
-from marl_ray.evaluation.scoring.results import open_results, write_atomically
+from marl_ray.evaluation.scoring.results import open_results
 from marl_ray.json_types import JsonObject
+from marl_ray.stored_files.temporary_files import replace_file
 
 PROMPT_FIELD = "{prompt}"
 SAMPLES_FILE, WRITING_FOLDER = "samples.jsonl", "generation"
@@ -44,7 +46,7 @@ def write_samples(
     """
     manifest = facts | source.manifest(problems)
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    folder = out or Path("runs/evaluations", f"{facts['benchmark']}-{digest[:12]}")
+    folder = out or Path("runs/evaluations", f"{facts['benchmark']}-{digest[:SHORT_DIGEST]}")
     jobs = [(problem, sample) for problem in problems for sample in range(request.num_samples)]
     with open_results(folder / WRITING_FOLDER, manifest) as written:
         keys = [("sample", problem.task_id, sample) for problem, sample in jobs]
@@ -56,7 +58,7 @@ def write_samples(
             done += len(rows)
             progress("answer", done, len(jobs))
         lines = [{key: value for key, value in written.rows[key].items() if key != "what"} for key in keys]
-    write_atomically(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines).encode())
     return folder, _describe_samples(manifest)
 
 
@@ -70,5 +72,5 @@ def _describe_samples(manifest: JsonObject) -> str:
         ]
         sampling.append(", ".join([f"{name}: {drawn}", *limits, f"max_tokens {generation['max_tokens']}"]))
     prompt = "" if manifest["prompt"] in (None, PROMPT_FIELD) else f", prompt {manifest['prompt']!r}"
-    writer = f"{manifest['writer']} of bundle {manifest['bundle'][:12]}"
+    writer = f"{manifest['writer']} of bundle {manifest['bundle'][:SHORT_DIGEST]}"
     return f"{manifest['answer']}s of {writer}{prompt}, {manifest['num_samples']} a problem ({'; '.join(sampling)})"

@@ -9,9 +9,9 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import ANSWER_KINDS, Benchmark, ModelAnswer, Problem
+from marl_ray.stored_files.record_files import FileRow, read_bytes, read_records
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from marl_ray.config.run.model import GenerationConfig
+from marl_ray.deadline_threads import CallTimeoutError, run_side_by_side
 from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError
@@ -23,7 +24,6 @@ from marl_ray.json_types import JsonObject
 from marl_ray.policies.engines.base import Engine, Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
-from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
 """Number of samples that are written at once; samples of an unfinished batch are lost with the process."""
@@ -56,7 +56,10 @@ class Conversation:
     """True if the conversation is over because the next prompt is too long even when shortened."""
 
     def take_next_turn(self) -> None:
-        """Hand over the last response and take the next turn."""
+        """Hand over the last response and take the next turn.
+
+        Raises MarlRayError naming the task whose environment failed.
+        """
         if self.cut:
             self.agent = None
             return

@@ -46,7 +46,10 @@ class AssignmentTable:
     __slots__ = ("_assignments", "_draws", "_salt", "epoch", "propensities", "weights")
 
     def __init__(self, weights: Mapping[str, float], salt: str, epoch: int):
-        """`weights` (arm -> relative weight) must be finite and not negative, one of them positive, or ValueError."""
+        """Prepare the draws of an epoch by `weights`, arm -> relative weight.
+
+        Raises ValueError unless all weights are finite and not negative, and one of them is positive.
+        """
         total = math.fsum(weights.values())
         if not all(0 <= weight < math.inf for weight in weights.values()) or not 0 < total < math.inf:
             raise ValueError(f"weights must be finite, not negative and not all zero, got {dict(weights)}")

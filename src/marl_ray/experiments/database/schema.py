@@ -1,4 +1,8 @@
-"""The database's tables as queries see them; migrations/ makes them."""
+"""The database's tables as queries see them; migrations/ makes them.
+
+All times are seconds since 1970. `stored_at` and `arrived_at` are of the database's own clock (`Database.arrival`), which
+alone decides what is in time; the others are of the clocks of those who report or change something.
+"""
 
 from typing import Any
 
@@ -23,6 +27,11 @@ experiments = sa.Table(
     sa.Column("revision", sa.Integer),
     sa.Column("allocation", sa.JSON(none_as_null=True)),
 )
+"""One row per experiment: its config, and where its rollout stands.
+
+`stage` counts from 0, since the time `stage_since` and the epoch `stage_epoch`; `revision` rises with each change of the
+config; `allocation` holds the weights that replace the stage's.
+"""
 arms = sa.Table(
     "arms",
     metadata,
@@ -33,6 +42,7 @@ arms = sa.Table(
     sa.Column("rolled_back_at", sa.Float(53)),
     sa.Column("reason", sa.Text),
 )
+"""One row per arm and experiment: its bundle, and when and why it was rolled back, null if it was not."""
 exposures = sa.Table(
     "exposures",
     metadata,
@@ -45,6 +55,7 @@ exposures = sa.Table(
     sa.Column("cluster", sa.String(256)),
     sa.Column("stored_at", sa.Float(53)),
 )
+"""One row per unit: the arm that it was assigned to at `first_at`, and the chance of that, `propensity`, in (0, 1]."""
 
 
 def _report_table(table: str, *more: sa.Column[Any]) -> sa.Table:
@@ -62,7 +73,9 @@ def _report_table(table: str, *more: sa.Column[Any]) -> sa.Table:
 
 
 outcomes = _report_table("outcomes")
+"""One row per unit that has reported its outcome, which came about at `at`."""
 metrics = _report_table("unit_metrics", sa.Column("metric", sa.String(100), primary_key=True))
+"""One row per unit and metric, as `outcomes`."""
 corrections = sa.Table(
     "corrections",
     metadata,
@@ -75,6 +88,7 @@ corrections = sa.Table(
     sa.Column("at", sa.Float(53)),
     sa.Column("actor", sa.String(200)),
 )
+"""One row per value that replaced another one at `at`."""
 audit = sa.Table(
     "audit",
     metadata,
@@ -89,6 +103,7 @@ audit = sa.Table(
     sa.Column("before", sa.JSON(none_as_null=True)),
     sa.Column("after", sa.JSON),
 )
+"""One row per change of an experiment, never changed: see `store.records.AuditEntry`."""
 SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens")
 """Columns of `shadow_totals` with counts (see `UnitStore.record_shadows`)."""
 SHADOW_SUMS = ("seconds", "log_prob", "served_log_prob")
@@ -103,7 +118,7 @@ shadow_totals = sa.Table(
     *(sa.Column(name, sa.Float(53)) for name in SHADOW_SUMS),
     sa.Column("at", sa.Float(53)),
 )
-
+"""One row per shadow arm and replica: its sums so far, last written at `at`."""
 notices = sa.Table(
     "notices",
     metadata,
@@ -112,12 +127,14 @@ notices = sa.Table(
     sa.Column("next_at", sa.Float(53)),
     sa.Column("delivered_at", sa.Float(53)),
 )
+"""One row per notice about an entry of `audit`: the attempts to deliver it, and when the next one is due."""
 preloads = sa.Table(
     "preloads",
     metadata,
     sa.Column("reference", sa.String(1000), primary_key=True),
     sa.Column("at", sa.Float(53)),
 )
+"""One row per bundle that all replicas are asked to load ahead of its experiment, at the time of the last request."""
 
 
 def same_unit(table: sa.Table) -> Any:

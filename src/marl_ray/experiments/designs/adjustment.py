@@ -32,6 +32,7 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
     data" (WSDM 2013): Y - theta (X - mean X), where the mean is over all arms, which assignment by
     chance makes equal. Theta is pooled within arms, so that an effect of the treatment is not taken for a slope. The
     variance falls by the squared correlation. A covariate that the treatment can change makes this wrong.
+    Raises MarlRayError naming the arm whose covariates are not as many as its outcomes.
     """
     for arm, values in outcomes.items():
         if arm not in covariates or len(covariates[arm]) != len(values):

@@ -72,7 +72,7 @@ def samples_needed(
     """Return the fewest outcomes (treatment, control) with which the t-test reaches `power_of_test`.
 
     `ratio` is treatment over control; `effect` and `sd` are in units of the outcome. The normal formula gives a start, which
-    the noncentral t counts up from.
+    the noncentral t counts up from. Raises MarlRayError naming the argument that is out of its range.
     """
     valid = {
         "sd": 0 < sd < math.inf,

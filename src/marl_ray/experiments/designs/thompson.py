@@ -68,7 +68,7 @@ def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better
 
     No share is below `floor`. The shares are those that Thompson sampling (Russo et al., arXiv 1707.02038) draws on
     average under the current posteriors. The floor bounds inverse propensities by 1 / floor and lets every arm come
-    back. Shares sum to 1.
+    back. Shares sum to 1. Raises MarlRayError for a floor that the arms cannot all have.
     """
     if not 0 <= floor * len(arms) <= 1:
         raise MarlRayError(f"floor: expected 0 to 1/{len(arms)}, the number of arms, got {floor}")

@@ -70,7 +70,7 @@ class Totals:
 
 
 @dataclass
-class Sums:
+class RunningSums:
     """One experiment's running sums over the rows that are final."""
 
     settings: LookSettings
@@ -132,7 +132,7 @@ class Sums:
     def _due(self, name: str, row: int, stored: float, sqlite: bool) -> Any:
         """Return the query of the units whose windows have ended since the last look.
 
-        They are new ones, and older ones that were not due then.
+        These units are new ones, and older ones that were not due then.
         """
         units = schema.exposures.c
         columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_sql(self.settings).label("counts")]

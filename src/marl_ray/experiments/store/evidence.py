@@ -11,7 +11,7 @@ from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
 from marl_ray.experiments.evidence.looks import ArmSummary, Look, look_at
-from marl_ray.experiments.evidence.running_sums import LookSettings, Sums
+from marl_ray.experiments.evidence.running_sums import LookSettings, RunningSums
 from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
 from marl_ray.experiments.statistics.bets import BetEvidence
@@ -26,7 +26,7 @@ class EvidenceStore:
 
     def __init__(self, database: Database):
         self._database = database
-        self._sums: dict[str, tuple[Sums, Look | None]] = {}
+        self._sums: dict[str, tuple[RunningSums, Look | None]] = {}
         self._bets: dict[str, Bets] = {}
         self._locks: dict[str, threading.Lock] = {}
 
@@ -39,9 +39,9 @@ class EvidenceStore:
         name, moment = record.name, self._database.settled_at() if now is None else now
         settings = look_settings(record.config)
         with self._locks.setdefault(name, threading.Lock()):
-            sums, last = self._sums.get(name, (Sums(settings), None))
+            sums, last = self._sums.get(name, (RunningSums(settings), None))
             if sums.settings != settings:
-                sums, last = Sums(settings), None
+                sums, last = RunningSums(settings), None
             with self._database.snapshot() as connection:
                 totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)

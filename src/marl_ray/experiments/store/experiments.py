@@ -40,6 +40,7 @@ from marl_ray.experiments.store.records import (
     version_of,
 )
 from marl_ray.experiments.store.rules import (
+    DIGEST_DIGITS,
     allowed_arms,
     check_arms_kept,
     check_endpoint,
@@ -187,7 +188,7 @@ class ExperimentStore:
                 continue
             if row is not None and row.rolled_back_at is not None:
                 raise MarlRayError(
-                    f"experiment {name!r}: arm {arm!r} has been rolled back with bundle {row.digest[:16]}; "
+                    f"experiment {name!r}: arm {arm!r} has been rolled back with bundle {row.digest[:DIGEST_DIGITS]}; "
                     "expected a new arm name for another bundle"
                 )
             values: dict[str, Any] = {
@@ -290,7 +291,7 @@ class ExperimentStore:
             return read_experiment(connection, name)
 
     def names(self) -> list[str]:
-        """Return all experiments, the oldest first."""
+        """Return the names of all experiments, the oldest first."""
         experiments = schema.experiments.c
         with self._database.transaction() as connection:
             query = sa.select(experiments.name).order_by(experiments.created, experiments.name)

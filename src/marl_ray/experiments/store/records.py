@@ -31,23 +31,31 @@ class AssignmentState:
 
     experiment: str
     epoch: int
+    """Grows with every change of the state, from 1."""
     status: ExperimentStatus
     stage: int
+    """Stage of the rollout, from 0."""
     weights: dict[str, float]
+    """Arm -> relative weight of new units."""
     control: str
     salt: str
+    """Text that is hashed with a unit, so that experiments assign independently."""
     shadows: tuple[str, ...]
     """Arms that get a copy of the traffic."""
     rolled_back: frozenset[str]
+    """Arms that get no unit any more."""
     cut: bool
     """True if units already in a rolled-back arm continue with the control."""
     layer: str | None
+    """Name of the layer in which experiments share units; None if it is in none."""
     layer_share: tuple[float, float]
+    """Begin and end of its part of the layer, in [0, 1]."""
     endpoint: str
     """The name that clients act on."""
     randomize: str
     """`session`, `cluster` or `switchback`."""
     block_s: float
+    """Length of a block of a switchback, in seconds."""
     created: float
     """Seconds since 1970."""
     population: Population = EVERYONE
@@ -84,13 +92,19 @@ class AuditEntry:
     """
 
     id: int
+    """Rises with every entry of the database."""
     experiment: str
     at: float
+    """Seconds since 1970."""
     actor: str
+    """The person, or the part of the gateway, that made the change."""
     action: str
+    """Kind of the change, such as `reallocate`."""
     arm: str | None
+    """The arm that it was done to; None if it concerns all."""
     reason: str
     epoch: int
+    """The epoch after the change."""
     before: dict[str, Any] | None
     after: dict[str, Any]
 

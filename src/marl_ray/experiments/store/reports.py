@@ -65,13 +65,18 @@ class Changes:
 
     experiment: str
     actor: str
+    """The reporter, for the corrections."""
     now: float
+    """Arrival of the reports by the database's clock, in seconds since 1970."""
     rules: windows.ReportRules
     units: Mapping[str, tuple[Assignment, float]]
+    """Unit -> its assignment, and when that was stored in seconds since 1970."""
     stored: StoredValues
+    """The known values of these units; `add` changes them."""
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(Unit, metric) -> when it came about."""
     corrections: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of the table of corrections."""
 
     def add(self, report: Report) -> RecordedReport | MarlRayError:
         """Take the values of one report into the known ones, and return the report as it is recorded.

@@ -9,6 +9,9 @@ from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord, plan_of
 from marl_ray.experiments.store.records import look_settings
 
+DIGEST_DIGITS = 16
+"""Hexadecimal digits of a bundle's digest in messages, as many as the name of its folder has."""
+
 
 def check_settings_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise MarlRayError if a change of `randomize` or of the window would concern units that are already there."""
@@ -43,7 +46,7 @@ def check_arms_kept(connection: sa.Connection, name: str, old: dict[str, Any], n
             continue
         what = "another bundle" if arm in new else "no such arm"
         raise MarlRayError(
-            f"experiment {name!r}: arm {arm!r} already has sessions with bundle {before['digest'][:16]}, "
+            f"experiment {name!r}: arm {arm!r} already has sessions with bundle {before['digest'][:DIGEST_DIGITS]}, "
             f"the config has {what}; set its weight to 0, or start an experiment with a new name"
         )
 
@@ -103,9 +106,9 @@ def allowed_arms(
             continue
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
-                f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
-                f"experiment {row.other_experiment!r}; expected another bundle, weight 0, or allow_rolled_back: true "
-                "(marl-ray deploy --allow-rolled-back)"
+                f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:DIGEST_DIGITS]} have been rolled "
+                f"back in experiment {row.other_experiment!r}; expected another bundle, weight 0, or "
+                "allow_rolled_back: true (marl-ray deploy --allow-rolled-back)"
             )
         if not (same_bundle and earlier.get("allow_rolled_back", False)):
             allowed[row.arm] = row.other_experiment

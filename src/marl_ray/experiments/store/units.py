@@ -43,6 +43,7 @@ class Correction:
     metric: str
     """`outcome`, or a metric's name."""
     old: float
+    """In the unit of the metric, as `new`."""
     new: float
     at: float
     actor: str
@@ -56,9 +57,12 @@ class Outcome:
     arm: str
     epoch: int
     propensity: float
+    """Chance with which the unit got its arm, in (0, 1]."""
     exposed_at: float
+    """Time of its first assignment."""
     value: float
     at: float
+    """Time of the outcome, as its reporter says."""
 
 
 class UnitStore:

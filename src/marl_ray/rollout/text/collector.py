@@ -12,6 +12,7 @@ import numpy as np
 from pettingzoo import AECEnv
 
 from marl_ray.config.random_streams import ORDER_BITS
+from marl_ray.deadline_threads import CallTimeoutError, run_side_by_side
 from marl_ray.envs.batch import group_positions
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject
@@ -22,7 +23,6 @@ from marl_ray.rollout.protocol import CollectPlan, Gather
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
 from marl_ray.rollout.text.branching import Branch, keep_state, make_branches
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side
 from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
 from marl_ray.rollout.text.transcripts import MetricSums, Transcript, make_transcript, sum_metrics

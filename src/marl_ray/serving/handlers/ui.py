@@ -4,6 +4,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 
+from marl_ray.drawing import read_stylesheet
 from marl_ray.experiments.lifecycle import RETREATS, Action
 from marl_ray.serving.handlers.experiment_actions import apply_change, describe_experiment, experiment_rows, read_curves
 from marl_ray.serving.http.protocol import HTML, Request, RequestError, Response
@@ -54,7 +55,7 @@ async def index(service: Service, request: Request) -> Response:
 
 async def stylesheet(service: Service, request: Request) -> Response:
     """Answer `GET /ui/style.css`."""
-    return Response(render.stylesheet(), content_type=b"text/css; charset=utf-8")
+    return Response(read_stylesheet(), content_type=b"text/css; charset=utf-8")
 
 
 async def experiment(service: Service, request: Request, live: bool = False) -> Response:

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.acts import COMPLETE_SUFFIX, PARTIAL_SUFFIX, LoggedRequest, whole_lines
-from marl_ray.storages import open_storage
+from marl_ray.stored_files.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 
 RUN_BYTES = 100_000_000

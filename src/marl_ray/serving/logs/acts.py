@@ -30,7 +30,7 @@ from pyarrow import fs
 from marl_ray.config.base import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.spool import Segment
-from marl_ray.storages import open_storage
+from marl_ray.stored_files.storages import open_storage
 from marl_ray.temporary_folders import new_temporary_folder
 
 PREFIX, PARTIAL_SUFFIX, COMPLETE_SUFFIX = "decisions-", ".jsonl.partial", ".jsonl.zst"

@@ -28,7 +28,7 @@ from marl_ray.serving.logs.acts import (
     LoggedText,
     upload,
 )
-from marl_ray.storages import open_storage
+from marl_ray.stored_files.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 
 SCHEMA_VERSION = "1"

@@ -38,11 +38,6 @@ LIVE_S = 5
 PAGES = Path(__file__).parent
 
 
-def stylesheet() -> bytes:
-    """Return the one style sheet, of `{base}/ui/style.css`."""
-    return (PAGES / "style.css").read_bytes()
-
-
 def index_page(experiments: Sequence[Mapping[str, object]], base: str) -> bytes:
     """Return the list of experiments; it reloads by itself.
 

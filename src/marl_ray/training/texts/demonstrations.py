@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig, WarmStartConfig
-from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.prompts import check_fits, encode_reply, uses_template
 from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.turn_ends import turn_begin, turn_end
+from marl_ray.stored_files.record_files import read_bytes, read_record, read_records
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv

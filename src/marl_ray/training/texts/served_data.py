@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig
 from marl_ray.config.run.keys import DECISIONS_SCHEME
-from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, check_readable, exported_file, group_by_policy, read_served
+from marl_ray.stored_files.record_files import read_bytes, read_record, read_records
 from marl_ray.training.texts.demonstrations import TextExample, encode_examples
 
 MAX_GROUP_SIZE = 16

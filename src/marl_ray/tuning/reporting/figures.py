@@ -18,6 +18,8 @@ MAX_POINTS = 200
 """Number of points drawn per curve; more would not be visible."""
 COLOURED_CURVES = 6
 """Number of curves that have a colour and a band; the others are thin and grey."""
+MAX_LABEL = 18
+"""Characters of a label at an axis of parallel coordinates: more would reach the next axis, 120 units away at least."""
 SHADES = 9
 """Number of shades for scores in parallel coordinates."""
 
@@ -257,7 +259,7 @@ def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Calla
         step = (bottom - top) / max(1, len(listed) - 1)
         heights = [bottom - step * k if len(listed) > 1 else (top + bottom) / 2 for k in range(len(listed))]
         labels = [format_number(value) if isinstance(value, float) else str(value) for value in listed]
-        short = [label if len(label) < 19 else f"{label[:17]}…" for label in labels]
+        short = [label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…" for label in labels]
         marks = [Tick(round(y, 1), label) for y, label in zip(heights, short, strict=True)]
         return lambda value: round(heights[list(listed).index(value)], 1), marks
     assert dimension.bounds is not None

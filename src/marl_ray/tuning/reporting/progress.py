@@ -81,7 +81,7 @@ class SweepProgress:
         return text
 
     def best(self) -> TrialRecord | None:
-        """Return the trial with the best result so far, in whatever state it is."""
+        """Return the trial with the best result so far, in whatever state it is; None before the first result."""
         metrics = self.config.metric
         scores = {
             record.number: scores_of_trial[0]

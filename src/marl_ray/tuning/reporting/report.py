@@ -18,10 +18,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from marl_ray import __version__
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
+from marl_ray.drawing import read_stylesheet
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.pages.render import stylesheet
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
@@ -139,7 +139,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     winner = None if records.winner is None else records.trials[records.winner]
     page = _page_templates().get_template("report.html")
     return page.render(
-        style=stylesheet().decode() + (PAGES / "report.css").read_text(),
+        style=read_stylesheet().decode() + (PAGES / "report.css").read_text(),
         records=records,
         config=config,
         metric=config.metric[0],

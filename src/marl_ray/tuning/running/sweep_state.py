@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonMapping
-from marl_ray.storages import absolute_storage
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
+from marl_ray.stored_files.storages import absolute_storage
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from marl_ray.envs.text.record_files import read_records
 from marl_ray.envs.text.tasks import MathTask, StaticProgramTask, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.rewards import CallTest, CodeTask, StdioTest
+from marl_ray.stored_files.record_files import read_records
 
 SUM = {"prompt": "1+1=", "answer": "2"}
 ADD = {

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marl_ray.drawing import read_stylesheet
 from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action, ExperimentStatus
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.pages.render import FORM_FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
+from marl_ray.serving.pages.render import FORM_FIELDS, HEADERS, experiment_page, index_page, parse_form
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -240,7 +241,7 @@ def test_hostile_texts_stay_texts():
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_runs():
-    for body in (experiment_page(REPORT, CURVES, AUDIT, "/ab"), index_page([REPORT], "/ab"), stylesheet()):
+    for body in (experiment_page(REPORT, CURVES, AUDIT, "/ab"), index_page([REPORT], "/ab"), read_stylesheet()):
         for word in (b"http://", b"https://", b"//", b"@import", b"javascript:", b"<script", b" style=", b" onclick"):
             assert word not in body
     for name in ("href", "src", "action", "formaction"):

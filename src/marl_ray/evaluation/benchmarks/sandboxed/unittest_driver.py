@@ -1,11 +1,13 @@
 """Runs a BigCodeBench problem inside the sandbox, as a program and not as a module to import.
 
-stdin: one line of JSON {"code", "test", "tests", "hardened"}, then a nonce. The last line of stdout that begins with the
-nonce is the verdict. Tests and candidate share this interpreter, as mocks in the tests demand, so a candidate that
-knows this file can forge the verdict. In hardened mode these guards stop candidates that do not know it:
-results are kept by a class made before the candidate was loaded; unittest is put back as it was before every test, and a
-test that changed it fails; the number of tests is known beforehand, and none may be skipped or expected to fail; the nonce
-is still unread while the candidate runs, and stdout is somewhere else.
+stdin: a line with a number of bytes, so many bytes of JSON {"code", "test", "tests", "hardened"}, and a nonce to the end.
+stdout: a line that begins with the nonce, behind which is the verdict as JSON {"passed", "message"}.
+
+Tests and candidate share this interpreter, as mocks in the tests demand, so a candidate that knows this file can forge the
+verdict. In hardened mode these guards stop candidates that do not know it: results are kept by a class made before the
+candidate was loaded; unittest is put back as it was before every test, and a test that changed it fails; the number of
+tests is known beforehand, and none may be skipped or expected to fail; the nonce is still unread while the candidate runs,
+and stdout is somewhere else.
 """
 
 import builtins
@@ -25,6 +27,10 @@ import unittest.result
 import unittest.suite
 from collections.abc import Callable
 
+MAX_NOTE = 300
+"""Characters of the note on one failed test, so that a message has room for several."""
+MAX_MESSAGE = 1000
+"""Characters of the verdict's message, because results.jsonl keeps one for every sample."""
 _PARTS: list[object] = [
     unittest,
     unittest.case,
@@ -76,8 +82,8 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
         def _count_failure(self, test: object, *details: object) -> None:
             counts["failed"] += 1
             error = details[0] if details else None
-            what = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
-            notes.append(f"{getattr(test, '_testMethodName', 'set-up')}: {what}"[:300])
+            reason = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
+            notes.append(f"{getattr(test, '_testMethodName', 'set-up')}: {reason}"[:MAX_NOTE])
 
         addError = addFailure = addSkip = addExpectedFailure = addUnexpectedSuccess = _count_failure  # type: ignore[assignment]
 
@@ -123,7 +129,7 @@ def main() -> None:
     result. In hardened mode code and tests run one after the other, with a look at unittest between them, and the
     verdict is that of `make_result`.
     """
-    # The job is read byte by byte up to its size, because a buffered reader would take the nonce behind it too.
+    # The line is read byte by byte and the job by its size: a buffered reader would take the nonce behind them too.
     size, payload = b"", b""
     while not size.endswith(b"\n"):
         size += os.read(0, 1)
@@ -151,7 +157,7 @@ def main() -> None:
     load, find = unittest.TestLoader().loadTestsFromTestCase, getattr
     result, counts, notes = make_result(restore)
     stream = ClosedStream()
-    say, read, exit_now = os.write, os.read, os._exit
+    say, read, exit_now, max_message = os.write, os.read, os._exit, MAX_MESSAGE
     dumps = json.dumps
     try:
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
@@ -180,7 +186,7 @@ def main() -> None:
         # Also `sys.exit` of the candidate, which must not end this program without a verdict.
         ok, message = False, f"{type(error).__name__}: {error}"
     nonce = read(rest_of_stdin, 4096)
-    text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:1000]}).encode() + b"\n"
+    text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:max_message]}).encode() + b"\n"
     while text:
         text = text[say(verdict_out, text) :]
     exit_now(0)  # without the candidate's handlers of `atexit`

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from marl_ray.envs.text.base import is_held_out
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, read_records
 from marl_ray.envs.web.webarena.tasks.schema import WebTask
 from marl_ray.envs.web.webarena.tasks.verified import VerifiedRecord, verified_task
 from marl_ray.envs.web.webarena.tasks.webarena import WebArenaRecord, webarena_task
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.record_files import FileRow, read_bytes, read_record, read_records
 
 _BETWEEN: Any = re.compile(r"[ \t\r\n,]*")
 

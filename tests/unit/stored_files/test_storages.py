@@ -4,7 +4,7 @@ import pytest
 from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.storages import open_storage
+from marl_ray.stored_files.storages import open_storage
 
 
 @pytest.mark.parametrize("storage", ["s3://", "gs://"])
