@@ -49,7 +49,7 @@ class Trajectories:
     terminated: Tensor
     """(B, T) bool: the sequence's episode ended by its rules; nothing follows."""
     truncated: Tensor
-    """(B, T) bool: the episode was cut (a time limit); `bootstrap` stands for what would have followed."""
+    """(B, T) bool: the episode was truncated (a time limit); `bootstrap` stands for what would have followed."""
     greedy: Tensor
     """(B,) bool: played greedily, as a baseline for its group; not trained on."""
     group: Tensor
@@ -60,11 +60,11 @@ class Trajectories:
     """(B,) int64: index of the agent within the policy's agents."""
     turn: Tensor
     """(B,) int64: turn within the episode for token policies, else 0."""
-    over: Tensor | None = None
+    team_terminated: Tensor | None = None
     """(B, T) bool: the team's episode ended by its rules, so that no more costs follow; later than `terminated` of an agent
-    that is done before the others. None: the same."""
-    over_cut: Tensor | None = None
-    """(B, T) bool: the team's episode was cut. None: the same as `truncated`."""
+    that is done before the others. None: the same as `terminated`."""
+    team_truncated: Tensor | None = None
+    """(B, T) bool: the team's episode was truncated. None: the same as `truncated`."""
     prompts: Tensor | None = None
     """(B, P) int64: token ids that the response followed, on the right, -1 before them; None for actor-critics, whose
     `observations` hold their inputs (a token policy's have D = 0)."""

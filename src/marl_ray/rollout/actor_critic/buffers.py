@@ -143,9 +143,9 @@ class PlayedBatch:
         )
         if player.model.cost_critic is not None:
             cost_bootstrap = self._fill_cost_bootstrap(name, cost_bootstrap, players)
-        over, over_cut = np.zeros(shape, bool), np.zeros(shape, bool)
+        team_terminated, team_truncated = np.zeros(shape, bool), np.zeros(shape, bool)
         for (t, c), was_truncated in self.ends.items():
-            (over_cut if was_truncated else over)[t, c] = True
+            (team_truncated if was_truncated else team_terminated)[t, c] = True
         return Trajectories(
             observations=to_rows(buffer.rows[:-1]),
             states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
@@ -161,8 +161,8 @@ class PlayedBatch:
             mask=to_rows(buffer.mask),
             terminated=to_rows(buffer.terminated),
             truncated=to_rows(buffer.truncated),
-            over=to_rows(over),
-            over_cut=to_rows(over_cut),
+            team_terminated=to_rows(team_terminated),
+            team_truncated=to_rows(team_truncated),
             greedy=repeat_per_agent(self.greedy),
             group=repeat_per_agent(self.groups),
             episode=repeat_per_agent(self.episodes),
