@@ -33,12 +33,12 @@ class Trajectories:
     values: Tensor
     """(B, T) the critic's estimate at the step, in reward units; 0 without a critic."""
     bootstrap: Tensor
-    """(B, T) the critic's estimate after the step where the row is cut there without an end (a truncation, or the last
+    """(B, T) the critic's estimate after the step where the row stops there without an end (a truncation, or the last
     step), else 0."""
     cost_values: Tensor
     """(B, T, K) the cost critic's estimates, in cost units; 0 without one."""
     cost_bootstrap: Tensor
-    """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the
+    """(B, T, K) likewise for the cost critic, where the team's episode is truncated; for an agent that is done before, the
     mean of the estimates of the agents that continue."""
     rewards: Tensor
     """(B, T) the agent's reward of the step."""
