@@ -18,7 +18,7 @@ from marl_ray.algorithms.constraints.multipliers import Multiplier, with_setting
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import ConstraintConfig, HyperParameters
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.training.learner.families.family import PolicyFamily, policy_family
+from marl_ray.training.learner.families.policy_family import PolicyFamily, policy_family
 from marl_ray.training.learner.families.results import PolicyModels
 from marl_ray.training.learner.optimizers import optimizer_of
 
