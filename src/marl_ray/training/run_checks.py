@@ -83,7 +83,7 @@ def _check_environment(config: RunConfig) -> dict[str, list[str]]:
     """Check what needs the environment, and return each policy's agents."""
     from marl_ray.envs.copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
-    from marl_ray.training.loop.families.family import run_family
+    from marl_ray.training.loop.families.run_family import run_family
     from marl_ray.training.team.assembly import team_agents
 
     warm_up(config.env, config.constraints, branches=config.branch_turns > 0)

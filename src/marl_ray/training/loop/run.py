@@ -23,7 +23,7 @@ from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_st
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
-from marl_ray.training.loop.families.family import run_family
+from marl_ray.training.loop.families.run_family import run_family
 from marl_ray.training.loop.not_finite import describe_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.run_evaluation import RunEvaluation, is_better, read_run_benchmarks
