@@ -34,7 +34,7 @@ class EvaluatedPass:
         shape = prepared.shape
         selection = with_stand_in_row(selection)
         self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
-        self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
+        self.log_probs, self.entropy, self.values, self.cost_values = policy.family.score_decisions(
             policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
         )
         # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second
