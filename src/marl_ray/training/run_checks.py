@@ -38,9 +38,9 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
 
 
 def check_trial(config: RunConfig) -> dict[str, list[str]]:
-    """Check a run of a sweep as `check_run` does, except for its record.
+    """Check a run of a sweep as `check_run` does, except for the record, which such a run does not have.
 
-    It has none, because its name is the sweep's.
+    Raises MarlRayError that names what does not fit, or the traceback of another error of the environment.
     """
     _check_tracking(uri_of(config))
     check_sinks(config)

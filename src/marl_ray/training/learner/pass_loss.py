@@ -30,7 +30,7 @@ class EvaluatedPass:
     def __init__(
         self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, selection: Selection, first: bool
     ):
-        """`first`: no gradient step was taken on this batch yet."""
+        """Evaluate the selection; `first` is True before the first gradient step on this batch."""
         shape = prepared.shape
         selection = with_stand_in_row(selection)
         self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)

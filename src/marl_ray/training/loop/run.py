@@ -51,7 +51,7 @@ class Run:
         callbacks: RunCallbacks = SILENT_CALLBACKS,
         engine_of: "EngineOf | None" = None,
     ):
-        """`engine_of` makes the language models' engines (see `build_team`)."""
+        """Build the environment, the team and the collector; `engine_of` makes the engines (see `build_team`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config, self.device = config, device
         self.family = run_family(config)
@@ -161,7 +161,7 @@ class Run:
         """Run one iteration: collect a batch and update the team on it; return its metrics.
 
         The weights are evaluated and benchmarks are measured when that is due, at the run's end, and at
-        `until` environment steps.
+        `until` environment steps. Raises DivergedError naming the policy and the number that is not finite.
         """
         before = self.steps
         with self.clock.phase("rollout"):

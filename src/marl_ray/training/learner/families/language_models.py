@@ -128,7 +128,7 @@ def copy_bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def pass_order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
-    """Return (copies,) numbers by which copies of like length and equal prompts share a pass."""
+    """Return (copies,) numbers by which copies of like length and equal prompts share a pass; never None."""
     assert batch.prompts is not None
     return model.order(batch.prompts, batch.mask)[::agents]
 
