@@ -28,6 +28,7 @@ class Episode(NamedTuple):
     step: int
     """Time index within the batch at which it ended."""
     copy: int
+    """Number of its copy among the copies of all workers."""
     episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]

@@ -24,6 +24,7 @@ class TextEpisode(NamedTuple):
     step: int
     """Number of the turn, of all agents, at which it ended; -1 if nobody could read the first prompt."""
     copy: int
+    """Number of its copy among the copies of all workers."""
     episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
@@ -94,6 +95,7 @@ class TextCopy:
     number: int
     """Number of this copy among the copies of all workers."""
     signals: int
+    """K: number of cost signals."""
     horizon: int
     """Turns of all agents after which an episode is truncated."""
     policies: Mapping[str, Sequence[str]]

@@ -29,8 +29,11 @@ class Transcript(NamedTuple):
     """An episode as text."""
 
     copy: int
+    """Number of its copy among the copies of all workers."""
     task: int
+    """Index of its task in the environment's order."""
     episode_return: float
+    """Return: sum of rewards, averaged over the agents."""
     solved: bool | None
     lines: list[TranscriptLine]
 

@@ -194,7 +194,9 @@ class UpdateState:
     multipliers: tuple[Multiplier, ...]
     """One for each constraint; empty where the algorithm has none."""
     entropy_coef: float
+    """Weight of the entropy in the loss."""
     kl_coef: float
+    """Weight of the divergence from the reference policy, in the loss or in the rewards."""
 
     @classmethod
     def initial(cls, policy: TrainedPolicy) -> "UpdateState":
