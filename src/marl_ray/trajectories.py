@@ -33,12 +33,12 @@ class Trajectories:
     values: Tensor
     """(B, T) the critic's estimate at the step, in reward units; 0 without a critic."""
     bootstrap: Tensor
-    """(B, T) the critic's estimate after the step where the row is cut there without an end (a truncation, or the last
+    """(B, T) the critic's estimate after the step where the row stops there without an end (a truncation, or the last
     step), else 0."""
     cost_values: Tensor
     """(B, T, K) the cost critic's estimates, in cost units; 0 without one."""
     cost_bootstrap: Tensor
-    """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the
+    """(B, T, K) likewise for the cost critic, where the team's episode is truncated; for an agent that is done before, the
     mean of the estimates of the agents that continue."""
     rewards: Tensor
     """(B, T) the agent's reward of the step."""
@@ -49,7 +49,7 @@ class Trajectories:
     terminated: Tensor
     """(B, T) bool: the sequence's episode ended by its rules; nothing follows."""
     truncated: Tensor
-    """(B, T) bool: the episode was cut (a time limit); `bootstrap` stands for what would have followed."""
+    """(B, T) bool: the episode was truncated (a time limit); `bootstrap` stands for what would have followed."""
     greedy: Tensor
     """(B,) bool: played greedily, as a baseline for its group; not trained on."""
     group: Tensor
@@ -60,11 +60,11 @@ class Trajectories:
     """(B,) int64: index of the agent within the policy's agents."""
     turn: Tensor
     """(B,) int64: turn within the episode for token policies, else 0."""
-    over: Tensor | None = None
+    team_terminated: Tensor | None = None
     """(B, T) bool: the team's episode ended by its rules, so that no more costs follow; later than `terminated` of an agent
-    that is done before the others. None: the same."""
-    over_cut: Tensor | None = None
-    """(B, T) bool: the team's episode was cut. None: the same as `truncated`."""
+    that is done before the others. None: the same as `terminated`."""
+    team_truncated: Tensor | None = None
+    """(B, T) bool: the team's episode was truncated. None: the same as `truncated`."""
     prompts: Tensor | None = None
     """(B, P) int64: token ids that the response followed, on the right, -1 before them; None for actor-critics, whose
     `observations` hold their inputs (a token policy's have D = 0)."""

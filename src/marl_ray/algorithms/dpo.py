@@ -38,7 +38,8 @@ def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, Non
 def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the pair's loss at every decision of both responses.
 
-    `clipped` marks the pairs whose order the policy has wrong.
+    `clipped` marks the pairs whose order the policy has wrong. Raises MarlRayError if the rows are no pairs, or the
+    reference policy's log-probabilities are missing.
     """
     if batch.reference_log_probs is None or len(batch.mask) % 2:
         raise MarlRayError("dpo: expected pairs of rows, and log-probabilities of the reference policy")

@@ -83,7 +83,7 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
     return EpisodeScores(
         [episode.episode_return for episode in episodes],
         [episode.length for episode in episodes],
-        sum(episode.cut for episode in episodes),
+        sum(episode.truncated for episode in episodes),
     )
 
 

@@ -184,7 +184,7 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> _AnnouncedRun:
         {} if mlflow_sink is None else {MLFLOW: mlflow_sink},
         tags,
         owns=attempt.lease.owns,
-        begins=mlflow_sink is not None,
+        is_new_run=mlflow_sink is not None,
     )
     return _AnnouncedRun(run_id, pinned, deliveries)
 

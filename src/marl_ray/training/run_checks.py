@@ -38,9 +38,9 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
 
 
 def check_trial(config: RunConfig) -> dict[str, list[str]]:
-    """Check a run of a sweep as `check_run` does, except for its record.
+    """Check a run of a sweep as `check_run` does, except for the record, which such a run does not have.
 
-    It has none, because its name is the sweep's.
+    Raises MarlRayError that names what does not fit, or the traceback of another error of the environment.
     """
     _check_tracking(uri_of(config))
     check_sinks(config)
@@ -83,7 +83,7 @@ def _check_environment(config: RunConfig) -> dict[str, list[str]]:
     """Check what needs the environment, and return each policy's agents."""
     from marl_ray.envs.copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
-    from marl_ray.training.loop.families.family import run_family
+    from marl_ray.training.loop.families.run_family import run_family
     from marl_ray.training.team.assembly import team_agents
 
     warm_up(config.env, config.constraints, branches=config.branch_turns > 0)

@@ -141,7 +141,7 @@ def test_a_prompt_that_is_too_long_for_the_first_member_is_not_branched():
             return super().observe(agent) + "x" * 5_000 * (len(self.actions_taken) == 2)
 
     batch = collector(Long, BOTH, range(4), PLAN).collect(players(BOTH, Scripted(WORDS[:5])), 0)
-    assert [(episode.length, episode.cut) for episode in batch.episodes] == [(2, True)] * 4
+    assert [(episode.length, episode.truncated) for episode in batch.episodes] == [(2, True)] * 4
     data = batch.trajectories["shared"]
     # Three branches of the second turn, which the long prompt cuts too.
     assert len(data.mask) == 4 * 2 + 3 and batch.steps == 4 * 2 + 3

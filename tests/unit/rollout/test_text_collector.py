@@ -116,7 +116,7 @@ def test_episodes_are_cut_after_horizon_turns():
     batch = collector(partial(Talk, 9), BOTH, plan=CollectPlan(3, episodes=True)).collect(
         players(BOTH, Scripted(["no", "cat"])), 0
     )
-    assert [(e.length, e.step, e.cut, e.solved) for e in batch.episodes] == [(3, 2, True, None)] * 8
+    assert [(e.length, e.step, e.truncated, e.solved) for e in batch.episodes] == [(3, 2, True, None)] * 8
     assert batch.steps == 24 and len(batch.trajectories["shared"].mask) == 24
 
 
@@ -303,7 +303,7 @@ class RepeatedTalk(Talk):
 def test_nothing_that_an_agent_says_ends_a_run(answer):
     engine = Scripted([answer])
     batch = collector(RepeatedTalk, BOTH).collect(players(BOTH, engine), 0)
-    assert all(episode.length == 4 and not episode.cut for episode in batch.episodes)
+    assert all(episode.length == 4 and not episode.truncated for episode in batch.episodes)
     # What was said reaches the next one's prompt as text: the only special token is the template's.
     ids = engine.calls[-1][0].ids
     assert [number for number in ids if number > 255] == [POLICY.tokenizer.convert_tokens_to_ids("<|reply|>")]  # type: ignore[attr-defined]  # transformers'
@@ -314,9 +314,9 @@ def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
     strict, team = partial(Strict, cost=("tokens",)), players(BOTH, Scripted(["stop", "cat", "cat", "a cat"]))
     batch = collector(strict, BOTH, range(16)).collect(team, 0)
     answers = texts(batch.trajectories["shared"])
-    cut = [episode.cut for episode in batch.episodes]
+    cut = [episode.truncated for episode in batch.episodes]
     assert any(cut) and not all(cut) and sum(cut) == answers.count("a cat")
-    assert all(episode.solved is None for episode in batch.episodes if episode.cut)
+    assert all(episode.solved is None for episode in batch.episodes if episode.truncated)
     data = batch.trajectories["shared"]
     counted = [batch.sums[f"{agent}/refused"] for agent in BOTH["shared"]]
     assert sum(refused for refused, _ in counted) == sum(cut) and sum(turns for _, turns in counted) == len(answers)
@@ -329,7 +329,7 @@ def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
 def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
     engine = Scripted(["cat"])
     batch = collector(partial(RepeatedTalk, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
-    assert [(e.length, e.cut, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
+    assert [(e.length, e.truncated, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
     metrics = mean_metrics([batch.sums])
     assert metrics["asker/prompt_shortened"] == 0 and metrics["asker/prompt_too_long"] == 0.5
     assert metrics["teller/prompt_shortened"] == 1 and metrics["teller/prompt_too_long"] == 0
@@ -343,7 +343,7 @@ def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
 
 def test_an_episode_that_nobody_can_begin_is_empty():
     batch = collector(partial(RepeatedTalk, first="long " * 200), BOTH).collect(players(BOTH), 0)
-    assert [(e.length, e.cut, e.episode_return, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
+    assert [(e.length, e.truncated, e.episode_return, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
     assert batch.steps == 8 and not len(batch.trajectories["shared"].mask)
     assert mean_metrics([batch.sums])["asker/prompt_too_long"] == 1
 
@@ -353,8 +353,8 @@ def test_an_episode_that_was_cut_is_not_solved():
     engine = Scripted(["stop", "no"])
     short = CollectPlan(2, episodes=True)
     batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
-    cut = sum(episode.cut for episode in batch.episodes)
-    assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.cut)
+    cut = sum(episode.truncated for episode in batch.episodes)
+    assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.truncated)
     assert mean_metrics([batch.sums])["env/solved"] == 0
     solved = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, Scripted(["stop a", "cat"])), 0)
     assert "env/solved" not in mean_metrics([solved.sums])  # all are cut, so nobody knows that this one tells

@@ -19,7 +19,7 @@ def cost_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor
     The results are (B, T, K) advantages and returns. Costs are the team's, so costs that arise after an agent is done,
     while others continue, count for its actions too.
     """
-    terminated = batch.terminated if batch.over is None else batch.over
-    truncated = batch.truncated if batch.over_cut is None else batch.over_cut
+    terminated = batch.terminated if batch.team_terminated is None else batch.team_terminated
+    truncated = batch.truncated if batch.team_truncated is None else batch.team_truncated
     ends = (batch.mask, terminated, truncated)
     return gae(batch.costs, batch.cost_values, batch.cost_bootstrap, *ends, hyper.cost_gamma, hyper.cost_gae_lambda)

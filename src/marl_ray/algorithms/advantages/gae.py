@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 32_768
-"""Number of elements that are worked on at a time. So few stay in the cache and start no threads, which would wait on a
-busy machine."""
+MAX_ELEMENTS = 32_768
+"""Maximum number of elements of an operation of `gae_by_step`. It is torch's GRAIN_SIZE, up to which an operation starts no
+threads, which would wait for the other processes of a busy machine; the elements also stay in a processor's cache."""
 
 
 def gae(
@@ -120,10 +120,7 @@ def gae_by_step(
 
 
 def _to_time_first(x: Tensor) -> Tensor:
-    """Copy (B, T) to (T, B), or (B, T, K) to (T, K B).
-
-    The result is a copy also if the transpose is already contiguous.
-    """
+    """Copy (B, T) to (T, B), or (B, T, K) to (T, K B), also where the transpose is already contiguous."""
     turned = x.detach().flatten(1).t().clone(memory_format=torch.contiguous_format)
     return turned.view(x.shape[1], x.shape[2:].numel() * len(x))
 
@@ -145,20 +142,21 @@ def _scan(
 ) -> None:
     """Turn `reward` into returns and `value` into advantages, in place; all (T, N).
 
-    It is a linear scan of two operations a step.
+    Each step of the scan takes two operations.
     """
     steps, width = reward.shape
-    length = max(1, BLOCK // max(1, width))
+    length = max(1, MAX_ELEMENTS // max(1, width))
     carried = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode
     for start in reversed(range(0, steps, length)):
-        r, v, b, o, e, c = (x[start : start + length] for x in (reward, value, bootstrap, decided, ended, cut))
-        r += torch.where(c & ~e, gamma * b, 0.0)
-        inside, is_own = (~(c | e)).to(r.dtype), o.to(r.dtype)
-        from_value = torch.where(o, (gamma - gamma * lam) * v, 0.0)
+        block = slice(start, start + length)
+        returns, values, decisions, ends = reward[block], value[block], decided[block], ended[block]
+        returns += torch.where(cut[block] & ~ends, gamma * bootstrap[block], 0.0)
+        continues, is_own = (~(cut[block] | ends)).to(returns.dtype), decisions.to(returns.dtype)
+        from_value = torch.where(decisions, (gamma - gamma * lam) * values, 0.0)
         factor = (1 - is_own).add_(is_own, alpha=gamma * lam)
-        for rows in zip(*(reversed(x.unbind(0)) for x in (r, inside, from_value, factor)), strict=True):
+        for rows in zip(*(reversed(x.unbind(0)) for x in (returns, continues, from_value, factor)), strict=True):
             total, keep, constant, scale = rows
             total.addcmul_(keep, carried)
             carried = torch.addcmul(constant, scale, total)
-        v.copy_(torch.where(o, r - v, 0.0))
-        r.copy_(torch.where(o, r, 0.0))
+        values.copy_(torch.where(decisions, returns - values, 0.0))
+        returns.copy_(torch.where(decisions, returns, 0.0))

@@ -45,9 +45,9 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
 
 
 def comparable_rows(batch: Trajectories, greedy: bool) -> Tensor:
-    """Return which sequences have decisions that can be compared with another one of their group.
+    """Return (B,) bool: True for sequences with decisions that can be compared with another one of their group.
 
-    The result is (B,) bool. With `greedy` the other one is a greedy sequence, otherwise another sampled one.
+    With `greedy` the other one is a greedy sequence, otherwise another sampled one.
     """
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     sampled = ~batch.greedy & batch.mask.any(1)

@@ -21,7 +21,7 @@ def constraint_violation(mean_cost: float, budget: float, decisions_per_episode:
     episode's cost changes by about L times as much, so dividing by L puts both in one inequality: c + E[r C] <= 0. L
     counts all decisions of an episode that the surrogate averages over. For example, three agents on one policy that
     each make 50 decisions and have the team's cost make L = 150. If C is divided by a scale (its standard deviation),
-    divide the result by the same one.
+    divide the result by the same one. Raises MarlRayError if L is not a number above 0.
     """
     if not (math.isfinite(decisions_per_episode) and decisions_per_episode > 0):
         raise MarlRayError(f"decisions per episode: expected a number above 0, got {decisions_per_episode}")

@@ -164,7 +164,7 @@ def _solve_active_set(
 ) -> _Solution | None:
     """Return the minimiser over the trust region where the active constraints hold with equality.
 
-    It is None if none exists.
+    The result is None if no such point exists.
 
     x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the
     boundary, and then along the boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
@@ -233,7 +233,7 @@ def constrained_step(
     relative to how far the region reaches (section 6.2 of the paper). Gradients that are not finite give a step that is
     not finite, which `backtracking_line_search` rejects. The function takes at most (K + 1) iterations + 1 products.
     Conjugate gradients that stop early misjudge lengths, so the last product measures the step, which is shortened if it
-    leaves the trust region.
+    leaves the trust region. Raises MarlRayError for more than MAX_CONSTRAINTS violations.
     """
     if len(violations) > MAX_CONSTRAINTS:
         raise MarlRayError(f"constraints: expected at most {MAX_CONSTRAINTS}, got {len(violations)}")

@@ -4,7 +4,7 @@
 
 Its four parts: a wider clip above (0.28) than below (0.2); groups whose members all score the same are played again
 (`dynamic_sampling`; both collectors read `CollectPlan.refills`) and left out if nothing helps; the mean over all
-decisions of the batch; and for sequences cut at the horizon a filter (`overlong_filter`) or a soft penalty
+decisions of the batch; and for sequences truncated at the horizon a filter (`overlong_filter`) or a soft penalty
 (`overlong_buffer`, eq. 13). No divergence penalty. Not to be confused with `direct_dapo`.
 """
 

@@ -53,7 +53,7 @@ class Buffer:
         self.allowed: np.ndarray | None = None
         self.rewards, self.costs = np.zeros(shape, np.float32), np.zeros((*shape, signals), np.float32)
         self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
-        """(T, copies, agents) bool: who was alive, who had a choice, and whose episode ended or was cut."""
+        """(T, copies, agents) bool: who was alive, who had a choice, and whose episode was terminated or truncated."""
 
     def clear(self, copies: np.ndarray) -> None:
         """Forget the steps of these copies (bool mask or indices)."""
@@ -85,13 +85,13 @@ class Buffer:
 
 
 class CriticInputs(NamedTuple):
-    """The inputs of a policy's critics at every step, and in the state after each cut of a row."""
+    """The inputs of a policy's critics at every step, and in the state after each truncation."""
 
     inputs: np.ndarray
     """(T + 1, copies, ...) the critics' inputs at the steps and after the last one."""
     finals: list[np.ndarray]
-    """The critics' inputs after each of `cuts`."""
-    cuts: list[tuple[int, int]]
+    """The critics' inputs after each of `truncations`."""
+    truncations: list[tuple[int, int]]
     """(step, copy)."""
     open_end: np.ndarray
     """(copies, agents) bool: True for rows that continue in the next batch."""
@@ -101,13 +101,13 @@ class CriticInputs(NamedTuple):
 
 @dataclass
 class PlayedBatch:
-    """A batch as it was played: one buffer per policy, and the observations where episodes were cut."""
+    """A batch as it was played: one buffer per policy, and the observations where episodes were truncated."""
 
     buffers: dict[str, Buffer]
     steps: int
     """Time steps that were played (the buffers may be longer)."""
-    cuts: dict[tuple[int, int], dict[str, np.ndarray]]
-    """(step, copy) -> policy -> (agents, D) observations after the cut, which the next episode has overwritten."""
+    truncations: dict[tuple[int, int], dict[str, np.ndarray]]
+    """(step, copy) -> policy -> (agents, D) observations after the truncation, which the next episode has overwritten."""
     groups: np.ndarray
     """(copies,) number of each copy's group; the copies of a group share a start."""
     episodes: np.ndarray
@@ -115,7 +115,7 @@ class PlayedBatch:
     greedy: np.ndarray
     """(copies,) bool."""
     ends: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """(step, copy) at which an episode of the whole team ended -> True if it was cut."""
+    """(step, copy) at which an episode of the whole team ended -> True if it was truncated."""
 
     def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
         """Return the batch of one policy, with the critics' values."""
@@ -143,9 +143,9 @@ class PlayedBatch:
         )
         if player.model.cost_critic is not None:
             cost_bootstrap = self._fill_cost_bootstrap(name, cost_bootstrap, players)
-        over, over_cut = np.zeros(shape, bool), np.zeros(shape, bool)
+        team_terminated, team_truncated = np.zeros(shape, bool), np.zeros(shape, bool)
         for (t, c), was_truncated in self.ends.items():
-            (over_cut if was_truncated else over)[t, c] = True
+            (team_truncated if was_truncated else team_terminated)[t, c] = True
         return Trajectories(
             observations=to_rows(buffer.rows[:-1]),
             states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
@@ -161,8 +161,8 @@ class PlayedBatch:
             mask=to_rows(buffer.mask),
             terminated=to_rows(buffer.terminated),
             truncated=to_rows(buffer.truncated),
-            over=to_rows(over),
-            over_cut=to_rows(over_cut),
+            team_terminated=to_rows(team_terminated),
+            team_truncated=to_rows(team_truncated),
             greedy=repeat_per_agent(self.greedy),
             group=repeat_per_agent(self.groups),
             episode=repeat_per_agent(self.episodes),
@@ -178,12 +178,12 @@ class PlayedBatch:
             inputs = np.concatenate(joint, -1)
             finals = [
                 np.concatenate([rows.reshape(-1) for rows in finals_by_policy.values()])
-                for finals_by_policy in self.cuts.values()
+                for finals_by_policy in self.truncations.values()
             ]
         else:
             inputs = buffer.rows[: steps + 1]
-            finals = [finals_by_policy[name] for finals_by_policy in self.cuts.values()]
-        return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
+            finals = [finals_by_policy[name] for finals_by_policy in self.truncations.values()]
+        return CriticInputs(inputs, finals, list(self.truncations), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
         """Return (copies, agents) bool: True for a row that is not over at its last step.
@@ -194,18 +194,15 @@ class PlayedBatch:
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """Return where an agent is cut, or continues after the batch's last step.
-
-        The result is (T, copies, agents) bool.
-        """
+        """Return (T, copies, agents) bool: where an agent is truncated, or continues after the batch's last step."""
         acting_at_end = self.buffers[name].truncated[: self.steps].copy()
         acting_at_end[-1] |= self._open_end(name)
         return acting_at_end
 
     def _fill_cost_bootstrap(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
-        """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it.
+        """Estimate the costs after a truncation, (T, copies, agents, K), also for agents that were done before it.
 
-        Those get the mean of the critics' estimates for the agents of their policy that acted until the cut; where none
+        Those get the mean of the critics' estimates for the agents of their policy that acted until then; where none
         did, for those of the other policies.
         """
         acts = torch.from_numpy(self._acting_at_end(name))[..., None]
@@ -230,7 +227,7 @@ def _estimate_values(
     shape: tuple[int, int, int, int],
     critic_inputs: CriticInputs,
 ) -> tuple[Tensor, Tensor]:
-    """Return the values at all steps and those after the cuts of rows, (T, copies, agents, signals) each.
+    """Return the values at all steps and those after the truncations, (T, copies, agents, signals) each.
 
     Without a critic they are zeros.
     """
@@ -247,7 +244,7 @@ def _estimate_values(
     split = inputs.size // width
     at_steps = values[:split].reshape(steps + 1, copies, agents, signals)
     bootstrap[-1] = torch.where(torch.from_numpy(critic_inputs.open_end)[..., None], at_steps[-1], 0.0)
-    for (t, c), after in zip(critic_inputs.cuts, values[split:].reshape(-1, agents, signals), strict=True):
+    for (t, c), after in zip(critic_inputs.truncations, values[split:].reshape(-1, agents, signals), strict=True):
         truncated_agents = torch.from_numpy(critic_inputs.truncated[t, c])[:, None]
         bootstrap[t, c] = torch.where(truncated_agents, after, bootstrap[t, c])
     return at_steps[:-1], bootstrap

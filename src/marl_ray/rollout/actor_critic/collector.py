@@ -28,6 +28,7 @@ class Episode(NamedTuple):
     step: int
     """Time index within the batch at which it ended."""
     copy: int
+    """Number of its copy among the copies of all workers."""
     episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
@@ -169,8 +170,8 @@ class Collector:
                 self._reset(int(c), start)
             for buffer in played.buffers.values():
                 buffer.clear(pending)
-            played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
-            played.ends = {key: cut for key, cut in played.ends.items() if not pending[key[1]]}
+            played.truncations = {key: rows for key, rows in played.truncations.items() if not pending[key[1]]}
+            played.ends = {key: was_truncated for key, was_truncated in played.ends.items() if not pending[key[1]]}
             replayed, steps_more = self._play(players, played, iteration, restart=False, attempt=attempt)
             episodes = [e for e in episodes if not pending[e.copy - self.numbers[0]]] + replayed
             steps += steps_more
@@ -214,7 +215,7 @@ class Collector:
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
         numbers = action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
         noise = torch.from_numpy(numbers).split(widths, -1)
-        compiled = self._make_compiled_play(players, played, noise, cut=not restart)
+        compiled = self._make_compiled_play(players, played, noise, truncate_last=not restart)
         episodes: list[Episode] = []
         t, steps_before = 0, int(self.lengths.sum())
         envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
@@ -233,7 +234,7 @@ class Collector:
                 over |= envs.alive.any(1)
             rows = [buffer.rows[t + 1] for buffer in buffers.values()]
             for c in np.flatnonzero(truncated.any(1)):
-                played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
+                played.truncations[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
             for c in np.flatnonzero(over):
                 episodes.append(self._finish_episode(t, int(c)))
                 played.ends[t, int(c)] = bool(truncated[c].any())
@@ -251,7 +252,7 @@ class Collector:
         return episodes, ended + int(self.lengths.sum()) - steps_before
 
     def _make_compiled_play(
-        self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], cut: bool
+        self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], truncate_last: bool
     ) -> "CompiledPlay | None":
         """Return the compiled loop over this batch; None where environment and policies have none."""
         if not isinstance(self.envs, ArrayBatch):
@@ -261,15 +262,20 @@ class Collector:
         if not has_compiled_loop(self.envs, players, played.buffers):
             return None
         counts = self.returns, self.costs, self.lengths, self.decisions
-        return CompiledPlay(self.envs, players, played.buffers, noise, played.greedy, counts, cut)
+        return CompiledPlay(self.envs, players, played.buffers, noise, played.greedy, counts, truncate_last)
 
     def _step(
-        self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], t: int, cut: bool
+        self,
+        players: Mapping[str, Player],
+        played: PlayedBatch,
+        noise: Sequence[torch.Tensor],
+        t: int,
+        truncate_last: bool,
     ) -> tuple[list[list[np.ndarray]], np.ndarray, np.ndarray]:
-        """Play step `t`, whose uniforms are `noise`; with `cut` the batch's last step cuts all agents.
+        """Play step `t`, whose uniforms are `noise`; with `truncate_last` the batch's last step truncates all agents.
 
         Returns the step's actions by policy, as the only ones of a list; the copies that played (copies,) bool; and
-        who was cut (copies, agents) bool.
+        who was truncated (copies, agents) bool.
         """
         buffers, envs = played.buffers, self.envs
         alive = envs.alive.copy()
@@ -285,8 +291,8 @@ class Collector:
         self.returns += step.rewards.cumsum(1)[:, -1] / np.float32(step.rewards.shape[1])
         self.costs += team_costs
         self.lengths += playing
-        if cut and t + 1 == self.plan.steps:
-            # An episode that reaches the time limit is cut, and bootstraps from the value of the next state.
+        if truncate_last and t + 1 == self.plan.steps:
+            # An episode that reaches the time limit is truncated, and bootstraps from the value of the next state.
             truncated = truncated | envs.alive
         for buffer in buffers.values():
             columns = buffer.columns

@@ -202,11 +202,11 @@ def play_until_end(
     parts: Sequence[PolicyArrays],
     start: int,
     steps: int,
-    cut: bool,
+    truncate_last: bool,
 ) -> int:
-    """Play from step `start` until an agent is cut or cannot act, or a copy's episode ends, and return that step.
+    """Play from step `start` until an agent is truncated or cannot act, or a copy's episode ends, and return that step.
 
-    Otherwise it is the last one, `steps` - 1, at which with `cut` everybody is cut.
+    Otherwise it is the last one, `steps` - 1, at which with `truncate_last` everybody is truncated.
     """
     copies, agents = world.alive.shape
     truncated, playing = world.step.truncated, np.empty(copies, np.int64)
@@ -224,7 +224,7 @@ def play_until_end(
         for c in range(copies):
             over = True
             for i in range(agents):
-                truncated[c, i] |= cut and t + 1 == steps and world.alive[c, i]
+                truncated[c, i] |= truncate_last and t + 1 == steps and world.alive[c, i]
                 over &= not world.alive[c, i]
                 ended |= truncated[c, i]
             ended |= over and world.playing[c]

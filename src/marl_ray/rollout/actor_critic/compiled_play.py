@@ -36,14 +36,15 @@ class CompiledPlay:
         noise: Sequence[torch.Tensor],
         greedy: np.ndarray,
         counts: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-        cut: bool,
+        truncate_last: bool,
     ):
         """Prepare the arrays that the compiled loop plays in.
 
         `noise` has the uniforms of each policy, (T, copies, agents); `greedy` is (copies,) bool; `counts` are the
-        returns, costs, lengths and decisions of the running episodes. With `cut` the last step cuts everybody.
+        returns, costs, lengths and decisions of the running episodes. With `truncate_last` the last step
+        truncates everybody.
         """
-        self.envs, self.steps, self.cut = envs, len(noise[0]), cut
+        self.envs, self.steps, self.truncate_last = envs, len(noise[0]), truncate_last
         masks = np.empty((0, 0, 0), bool) if envs.masks is None else envs.masks
         step = BatchStep.zeros(len(envs.alive), len(envs.agents), envs.signals)
         playing = np.zeros(len(envs.alive), bool)
@@ -63,7 +64,7 @@ class CompiledPlay:
 
         Raises MarlRayError if an agent is left without a possible action.
         """
-        last: int = self.loop(*self.functions, self.world, self.parts, t, self.steps, self.cut)
+        last: int = self.loop(*self.functions, self.world, self.parts, t, self.steps, self.truncate_last)
         self.envs.share_masks()
         return last
 
@@ -78,7 +79,7 @@ class CompiledPlay:
 
     @property
     def truncated_agents(self) -> np.ndarray:
-        """(copies, agents) bool: who was cut at the last step."""
+        """(copies, agents) bool: who was truncated at the last step."""
         return self.world.step.truncated
 
 

@@ -37,7 +37,7 @@ class WholeEpisode(NamedTuple):
     """The sum of each cost signal over steps and agents."""
     length: int
     """Environment steps."""
-    cut: bool
+    truncated: bool
     """True if the limit of steps has ended it."""
     policy_returns: dict[str, float]
     """Policy -> return of its agents alone: sum of their rewards, averaged over them."""
@@ -63,7 +63,7 @@ class EvaluationCopies:
         """Take `copies` copies of an environment, `envs`, whose spaces `env` has.
 
         The agents of the copies are ordered by the policies of `agents` (policy -> its agents). An episode is
-        cut after `max_steps`.
+        truncated after `max_steps`.
         """
         self.env = env
         self.envs = envs
@@ -120,14 +120,14 @@ class EvaluationCopies:
                     if c not in not_finite and (problem := self._first_not_finite(step.rewards[c], step.costs[c])):
                         not_finite[c] = f"{problem} at step {t + 1} of the episode of reset(seed={seeds[c]})"
             lengths += playing
-        cut = [bool(agents.any()) for agents in envs.alive]
+        truncated = [bool(agents.any()) for agents in envs.alive]
         by_policy = {name: agent_returns[:, columns].mean(1).tolist() for name, columns in self.columns.items()}
         return [
             WholeEpisode(
                 float(returns[c]),
                 tuple(costs[c].tolist()),
                 int(lengths[c]),
-                cut[c],
+                truncated[c],
                 {name: values[c] for name, values in by_policy.items()},
                 envs.metrics(c),
                 not_finite.get(c, ""),

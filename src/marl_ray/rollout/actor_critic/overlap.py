@@ -33,7 +33,7 @@ class OverlappedCollector:
     """
 
     def __init__(self, collector: Collector, is_last: Callable[[], bool], state: JsonMapping | None = None):
-        """`collector` plays; `state` is the one that it was made of.
+        """Play by `collector`, which was made of `state`.
 
         Where `is_last()` is True when a batch is handed out, none is played after it.
         """
@@ -49,7 +49,10 @@ class OverlappedCollector:
         self.group_sums: Mapping[str, GroupSums] = collector.group_sums
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
-        """Wait for the batch of this iteration, and begin to play the next one by a copy of `players`."""
+        """Wait for the batch of this iteration, and begin to play the next one by a copy of `players`.
+
+        Raises MarlRayError if the batch is not played within BATCH_S seconds, and the errors of playing it.
+        """
         if self._batch is None:
             copied = dict(players) if self._saved is None else _restore_players(players, self._saved)
             self._batch = self._thread.submit(self._inner.collect, copied, iteration)

@@ -73,6 +73,7 @@ def exported_file(data: str) -> str:
     """Return the Parquet file of `decisions://FOLDER/EXPERIMENT`.
 
     FOLDER is that of `marl-ray export --out`: a local folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`).
+    Raises MarlRayError if FOLDER or EXPERIMENT is missing.
     """
     place, mark, options = data.removeprefix(DECISIONS_SCHEME).partition("?")
     folder, _, experiment = place.rpartition("/")

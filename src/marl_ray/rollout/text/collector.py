@@ -320,9 +320,9 @@ def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
 def _group_outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
     """Return the index of a group's task, and the share of its members that solved it.
 
-    A member that was cut did not solve it.
+    A member that was truncated did not solve it.
     """
-    solved = [False if copy.cut and copy.solved is None else copy.solved for copy in members]
+    solved = [False if copy.truncated and copy.solved is None else copy.solved for copy in members]
     if None in solved:
         raise MarlRayError(f'train.curriculum: {members[0].where()} reports no infos[agent]["solved"]')
     return members[0].start.index, solved.count(True) / len(solved)

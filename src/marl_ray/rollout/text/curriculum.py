@@ -23,7 +23,7 @@ class Curriculum:
     """A chooser, and the running mean of the share of episodes that solved each task."""
 
     def __init__(self, name: str, env: AECEnv, saved: Mapping[str, Sequence[float]]):
-        """`name` is `train.curriculum`.
+        """Begin the curriculum `name`, the value of `train.curriculum`.
 
         With `saved` the curriculum continues from what `state()` returned. Raises MarlRayError naming the key.
         """

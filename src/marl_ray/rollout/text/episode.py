@@ -24,6 +24,7 @@ class TextEpisode(NamedTuple):
     step: int
     """Number of the turn, of all agents, at which it ended; -1 if nobody could read the first prompt."""
     copy: int
+    """Number of its copy among the copies of all workers."""
     episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
@@ -38,7 +39,7 @@ class TextEpisode(NamedTuple):
     """True if the environment reported the task as solved; None if it reported nothing."""
     tokens: int
     """Tokens of all responses."""
-    cut: bool
+    truncated: bool
     """True if the horizon, a prompt that was too long, or a refused text has ended the episode."""
     metrics: dict[str, float]
     """Metrics that the environment reports, averaged over the episode."""
@@ -94,8 +95,9 @@ class TextCopy:
     number: int
     """Number of this copy among the copies of all workers."""
     signals: int
+    """K: number of cost signals."""
     horizon: int
-    """Turns of all agents after which an episode is cut."""
+    """Turns of all agents after which an episode is truncated."""
     policies: Mapping[str, Sequence[str]]
     """Policy -> its agents."""
     agent: str | None = None
@@ -121,7 +123,7 @@ class TextCopy:
     def begin(self, start: EpisodeStart) -> None:
         """Forget the last episode; `reset` begins the next."""
         self.start = start
-        self.turns, self.states, self.cut = [], [], False
+        self.turns, self.states, self.truncated = [], [], False
         self.unreading_agent: str | None = None
         """The agent that could not read its prompt, which ended the episode."""
         self.refused = False
@@ -178,14 +180,14 @@ class TextCopy:
         The response's tokens still count as costs.
         """
         self._add_costs(np.zeros(self.signals))
-        self.refused, self.agent, self.cut = True, None, True
+        self.refused, self.agent, self.truncated = True, None, True
 
     def end_unreadable(self) -> None:
         """End the episode, because the prompt is too long for the agent that acts next.
 
         The rewards and costs so far count.
         """
-        self.unreading_agent, self.agent, self.cut = self.agent, None, True
+        self.unreading_agent, self.agent, self.truncated = self.agent, None, True
 
     def episode(self) -> TextEpisode:
         """Return the episode that has ended."""
@@ -199,7 +201,7 @@ class TextCopy:
             sample=self.start.sample,
             solved=self.solved,
             tokens=sum(len(turn.completion.ids) for turn in self.turns),
-            cut=self.cut,
+            truncated=self.truncated,
             metrics=self.reports.means(),
             decisions={
                 name: sum(len(turn.completion.ids) for turn in self.turns if turn.agent in agents)
@@ -241,7 +243,7 @@ class TextCopy:
         if not env.agents:
             return
         if len(self.turns) >= self.horizon:
-            self.cut = True
+            self.truncated = True
             return
         self.agent = env.agent_selection
         if self.agent not in self.rewards:

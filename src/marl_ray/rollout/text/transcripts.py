@@ -8,8 +8,8 @@ from marl_ray.rollout.text.episode import TextCopy
 MAX_CHARACTERS = 4_000
 """Maximum length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
-CUT_KEY = "cut"
-"""Key, not reported itself, of the count of episodes that were cut before it was known if they were solved."""
+TRUNCATED_KEY = "truncated"
+"""Key, not reported itself, of the count of episodes that were truncated before it was known if they were solved."""
 
 MetricSums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
@@ -29,8 +29,11 @@ class Transcript(NamedTuple):
     """An episode as text."""
 
     copy: int
+    """Number of its copy among the copies of all workers."""
     task: int
+    """Index of its task in the environment's order."""
     episode_return: float
+    """Return: sum of rewards, averaged over the agents."""
     solved: bool | None
     lines: list[TranscriptLine]
 
@@ -72,25 +75,25 @@ def sum_metrics(copies: Sequence[TextCopy]) -> MetricSums:
             add(f"env/{name}", value)
         if episode.solved is not None:
             add("env/solved", episode.solved)
-        elif copy.cut:
-            add(CUT_KEY, False)
+        elif copy.truncated:
+            add(TRUNCATED_KEY, False)
     return sums
 
 
 def mean_metrics(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     """Turn the sums of all workers into means.
 
-    If the environment reports solved episodes, an episode that was cut is not solved.
+    If the environment reports solved episodes, an episode that was truncated is not solved.
     """
     sums: MetricSums = {}
     for part in parts:
         for name, (total, count) in part.items():
             before, counted = sums.get(name, (0.0, 0))
             sums[name] = before + total, counted + count
-    _, cut = sums.pop(CUT_KEY, (0.0, 0))
+    _, truncated = sums.pop(TRUNCATED_KEY, (0.0, 0))
     if "env/solved" in sums:
         total, count = sums["env/solved"]
-        sums["env/solved"] = total, count + cut
+        sums["env/solved"] = total, count + truncated
     return {name: total / count for name, (total, count) in sorted(sums.items())}
 
 

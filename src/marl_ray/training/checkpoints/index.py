@@ -214,7 +214,7 @@ def find_newest(folder: StoredFolder) -> PublishedCheckpoint | None:
 
 
 def find_best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
-    """Return the best of these that have a bundle.
+    """Return the best of these that have a bundle; None if none has one.
 
     Equal scores are those of a run that scores nothing: then the newest counts.
     """
@@ -266,7 +266,7 @@ def resume_line(config: RunConfig) -> str:
 
 
 def kept_line(config: RunConfig) -> str:
-    """Return what a run that stopped has kept: its last checkpoint, or none."""
+    """Return the line that names the last checkpoint of a run that stopped, or says that it has none."""
     latest = find_newest(StoredFolder(*filesystem_of(config)))
     return "no checkpoint had been written" if latest is None else f"its last checkpoint is kept: {latest.place}"
 

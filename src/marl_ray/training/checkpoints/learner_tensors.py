@@ -75,7 +75,7 @@ def _allocate_part(parameter: Tensor, facts: float | TensorStorageMetadata) -> T
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the name and tensor of each trained parameter and each persistent buffer.
+    """Yield the name and tensor of each trained parameter and each persistent buffer.
 
     Tied weights come once.
     """

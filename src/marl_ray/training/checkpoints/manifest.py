@@ -34,7 +34,9 @@ class CheckpointManifest:
     """The facts about a complete checkpoint."""
 
     format: int
+    """FORMAT of the code that wrote it."""
     run: str
+    """Name of the run."""
     identity: str
     """Hash of that part of the run's config which stays the same however often the run continues."""
     iteration: int
@@ -44,6 +46,7 @@ class CheckpointManifest:
     ranks: int
     """Number of workers that have written it."""
     score: float
+    """Its score, by which the best checkpoint is chosen; UNKNOWN_SCORE for weights that were not evaluated."""
     metrics: Mapping[str, float]
     """The last row of metrics."""
     files: Mapping[str, StoredFile]

@@ -33,9 +33,9 @@ class CopiesPlayer(StartsPlayer):
         played = self._copies_for(len(starts)).play(players, [starts[k] for k in numbers])
         all_played = [pair for part in gather_from_workers(list(zip(numbers, played, strict=True))) for pair in part]
         episodes = [episode for _, episode in sorted(all_played)]
-        cut = sum(episode.cut for episode in episodes) / len(episodes)
+        truncated = sum(episode.truncated for episode in episodes) / len(episodes)
         not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")
-        return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut}, not_finite)
+        return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": truncated}, not_finite)
 
     @override
     def close(self) -> None:

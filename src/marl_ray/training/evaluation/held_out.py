@@ -59,9 +59,11 @@ def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples
 
     Both are missing if the environment does not report which tasks are solved.
 
-    An episode that was cut before the environment said so is not solved.
+    An episode that was truncated before the environment said so is not solved.
     """
-    outcomes = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
+    outcomes = [
+        episode.solved for episode in (*greedy, *sampled) if not episode.truncated or episode.solved is not None
+    ]
     if not outcomes or None in outcomes:
         return {}
     shares = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}

@@ -20,9 +20,13 @@ class EndedEpisode(NamedTuple):
     start: int
     """Step at which it began, counted in every copy since the run began."""
     copy: int
+    """Number of its copy among the copies of all workers."""
     episode_return: float
+    """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
+    """The sum of each cost signal over the episode."""
     length: int
+    """Environment steps, or turns of all agents."""
     decisions: dict[str, int]
     """Policy -> number of its decisions in the whole episode."""
     metrics: dict[str, float]

@@ -79,7 +79,7 @@ class DemonstrationFit:
     def run_epoch(self, seed: int, number: int) -> dict[str, float]:
         """Make one pass over the demonstrations, in an order drawn by seed and epoch.
 
-        Returns the mean log-likelihood of a token, in nats.
+        Returns the mean log-likelihood of a token, in nats. Raises DivergedError if it is not finite.
         """
         order = permutation(seed, WARM_START_ITERATION, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)

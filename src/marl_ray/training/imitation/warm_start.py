@@ -135,7 +135,10 @@ class LoggedFit:
         self.optimizer = optimizer_of(hyper, parts)
 
     def run_epoch(self, seed: int, number: int) -> dict[str, float]:
-        """Make one pass over the decisions, in an order drawn by seed and epoch, and return means over it."""
+        """Make one pass over the decisions, in an order drawn by seed and epoch, and return means over it.
+
+        Raises DivergedError naming a mean that is not finite.
+        """
         size = len(self.data.rows)
         order = torch.from_numpy(permutation(seed, WARM_START_ITERATION, number, size)).to(self.data.rows.device)
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)
@@ -186,9 +189,9 @@ class LoggedFit:
 
 
 def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
-    """Return which units belong to the share `top` with the best outcomes, (units,) bool.
+    """Return (units,) bool: True for the units of the share `top` with the best outcomes.
 
-    At least one unit does; among equal outcomes the first units count.
+    At least one unit is; among equal outcomes the first units count.
     """
     is_best = np.zeros(len(outcomes), bool)
     count = max(1, math.ceil(top * len(outcomes) - 1e-9))

@@ -59,13 +59,13 @@ class Deliveries:
         tags: Mapping[str, str] | None = None,
         names: list[str] | None = None,
         owns: Callable[[], bool] = lambda: True,
-        begins: bool = False,
+        is_new_run: bool = False,
     ):
         """Deliver to MLflow's run `run_id` and to `tracking.also`, or to `names` of these alone.
 
         MLflow's run gets `tags`. `opened` are the sinks that are open already; the others are opened on their
-        threads. `say` prints a line. Sinks are called while `owns` says that the run has no other owner. For a run
-        that `begins`, see `check_open`.
+        threads. `say` prints a line. Sinks are called while `owns` says that the run has no other owner. For a new
+        run, see `check_open`.
         """
         self.say = say
         self.model = ""
@@ -78,7 +78,7 @@ class Deliveries:
             if name == MLFLOW:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
             self.deliveries.append(
-                Delivery(name, make, filesystem, folder, say, opened.get(name), owns=owns, begins=begins)
+                Delivery(name, make, filesystem, folder, say, opened.get(name), owns=owns, is_new_run=is_new_run)
             )
 
     def check_open(self, wait_s: float) -> None:
@@ -89,14 +89,14 @@ class Deliveries:
         """
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
-            if not delivery.settled.wait(min(SAY_AFTER_S, wait_s)):
+            if not delivery.opened_or_failed.wait(min(SAY_AFTER_S, wait_s)):
                 self.say(f"waiting for {delivery.name} to open, for {wait_s:g} s at most")
-            delivery.settled.wait(max(0.0, deadline - time.monotonic()))
+            delivery.opened_or_failed.wait(max(0.0, deadline - time.monotonic()))
             if delivery.sink is None:
-                delivery.over.set()
+                delivery.stopped.set()
                 self.deliveries.remove(delivery)
-                problem = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
-                raise MarlRayError(delivery.problem or problem)
+                failure = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
+                raise MarlRayError(delivery.failure or failure)
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""
@@ -127,7 +127,7 @@ class Deliveries:
     def abandon(self) -> None:
         """Make no more calls of any sink: they are another owner's."""
         for delivery in self.deliveries:
-            delivery.over.set()
+            delivery.stopped.set()
         self.deliveries = []
 
     def _store_bundle(self, bundle: BestBundle, name: str, sink: Any) -> None:

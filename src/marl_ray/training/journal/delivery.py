@@ -96,12 +96,12 @@ class Delivery:
         opened: Sink | None = None,
         file: str = METRICS_FILE,
         owns: Callable[[], bool] = lambda: True,
-        begins: bool = False,
+        is_new_run: bool = False,
     ):
         """Deliver the rows of a `file` in `folder` to a sink, which `make` opens if it is not `opened` already.
 
         `say` prints a line. The sink is called while `owns` says that the folder has no other owner, who would call
-        it too. Where a run `begins`, a sink that cannot be opened is given up, and `problem` says why. Raises OSError
+        it too. In a new run a sink that cannot be opened is given up, and `failure` says why. Raises OSError
         if the mark or the rows cannot be read.
         """
         self.name = name
@@ -118,60 +118,68 @@ class Delivery:
         """True while mark and `last` say exactly what the sink has."""
         self.last: int | None = None
         """The last iteration that the sink said it has. Workers may be about to play it again."""
-        self.problem, self.failures = "", 0
-        self.called: float | None = None
-        """Time at which the call of the sink began that is still running, by the monotonic clock."""
+        self.failure = ""
+        """The last error of the sink, or that it does not answer, in one line; empty while it takes rows."""
+        self.failures = 0
+        """Number of calls that have failed one after the other."""
+        self.call_began_at: float | None = None
+        """Time at which the call of the sink began that is still running, by the monotonic clock; None between calls."""
         self.status = ""
-        self.finish: Callable[[object], None] = lambda sink: None
-        self.begins, self.settled = begins, threading.Event()
+        """Status with which the sink is closed; empty until the journal is complete."""
+        self.on_finish: Callable[[object], None] = lambda sink: None
+        """Called with the sink before it is closed."""
+        self.is_new_run = is_new_run
+        self.opened_or_failed = threading.Event()
         """Set when the sink is open, or was given up."""
-        self.ends, self.over = threading.Event(), threading.Event()
-        """Set when the journal is complete, and when the sink is not to be called any more."""
+        self.journal_complete = threading.Event()
+        """Set when the journal gets no more rows."""
+        self.stopped = threading.Event()
+        """Set when the sink is not to be called any more."""
         self.thread = threading.Thread(target=self._deliver, name=f"sink {name}", daemon=True)
         self.thread.start()
 
-    def end(self, status: str, finish: Callable[[Any], None]) -> None:
+    def end(self, status: str, on_finish: Callable[[Any], None]) -> None:
         """Let the sink be closed when it has got all rows, because the journal is complete.
 
-        `finish` is called with the sink first.
+        `on_finish` is called with the sink first.
         """
-        self.status, self.finish, self.failures = status, finish, 0
-        self.ends.set()
+        self.status, self.on_finish, self.failures = status, on_finish, 0
+        self.journal_complete.set()
 
     def watch(self) -> None:
         """Print a line if the sink does not return."""
-        called = self.called
-        if called is not None and time.monotonic() - called > SILENT_S and not self.problem:
-            self.problem = f"it has not answered for {SILENT_S:g} s"
-            self.say(f"{self.name}: {self.problem}; its rows wait in the run's folder")
+        began_at = self.call_began_at
+        if began_at is not None and time.monotonic() - began_at > SILENT_S and not self.failure:
+            self.failure = f"it has not answered for {SILENT_S:g} s"
+            self.say(f"{self.name}: {self.failure}; its rows wait in the run's folder")
 
     def leave(self) -> None:
         """Make no more calls of the sink, and print what it has not got.
 
         Another owner of the run prints that itself.
         """
-        self.over.set()
+        self.stopped.set()
         if self.mark.ended or not self.owns():
             return
         waiting = 0
         with contextlib.suppress(OSError):
             waiting = max(0, Tail(self.filesystem, self.tail.path).count() - self.mark.rows)
         summary = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
-        self.say(f"{summary} ({self.problem or 'it is too slow'}); the same command delivers them")
+        self.say(f"{summary} ({self.failure or 'it is too slow'}); the same command delivers them")
 
     def _deliver(self) -> None:
         """Call the sink until it is closed, given up or another owner's."""
-        while not self.over.is_set():
-            self.called = time.monotonic()
+        while not self.stopped.is_set():
+            self.call_began_at = time.monotonic()
             try:
                 if self._call_once():
                     break
             except Exception as error:  # each library has its own error types, and none may end a run
-                if self.begins and self.sink is None:
-                    self.problem = one_line(error)
+                if self.is_new_run and self.sink is None:
+                    self.failure = one_line(error)
                     break
                 self._note_failure(one_line(error))
-        self.settled.set()
+        self.opened_or_failed.set()
 
     def _call_once(self) -> bool:
         """Make one call of the sink, or wait for rows, and return True when the sink is closed or is another owner's."""
@@ -179,7 +187,7 @@ class Delivery:
             return True
         if self.sink is None:
             self.sink = self.make()
-        self.settled.set()
+        self.opened_or_failed.set()
         if not self.is_in_step:
             run_id = getattr(self.sink, "run_id", "")
             if run_id != self.mark.run_id:
@@ -190,7 +198,7 @@ class Delivery:
             last_iteration = getattr(self.sink, "last_iteration", None)
             self.last = None if last_iteration is None else last_iteration()
             self.is_in_step = True
-        ends = self.ends.is_set()  # before reading, so that the last rows are not missed
+        is_complete = self.journal_complete.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MAX_ROWS)
         rows = [row_of(line) for line in lines]
         taken_rows = list(takewhile(lambda row: self.last is not None and iteration_of(row or {}) <= self.last, rows))
@@ -201,19 +209,19 @@ class Delivery:
             self.sink.log([row for row in rows if row is not None])
             self.is_in_step = True
             self._note_taken(rows)
-        elif ends:
-            self.finish(self.sink)
+        elif is_complete:
+            self.on_finish(self.sink)
             self.sink.end(self.status)
             self.mark.ended = self.status
             self._store_mark()
             return True
-        self.called = None
-        if self.problem:
+        self.call_began_at = None
+        if self.failure:
             self.say(f"{self.name} takes rows again")
-            self.problem = ""
+            self.failure = ""
         self.failures = 0
         if not taken_rows and len(lines) < MAX_ROWS:
-            self.ends.wait(max(LOG_EVERY_S, self.tail.poll_s))
+            self.journal_complete.wait(max(LOG_EVERY_S, self.tail.poll_s))
         return False
 
     def _note_taken(self, rows: Sequence[Mapping[str, float] | None]) -> None:
@@ -227,12 +235,12 @@ class Delivery:
             self.filesystem.create_dir(f"{self.folder}/{MARKS_FOLDER}")
             write_json(self.filesystem, path, asdict(self.mark))
 
-    def _note_failure(self, problem: str) -> None:
-        self.called = None
-        ends = self.ends.is_set()
-        if not self.problem and not ends:
-            self.say(f"{self.name}: {problem}; its rows wait in the run's folder")
-        self.problem, self.failures = problem, self.failures + 1
-        if ends and self.failures >= LAST_TRIES:
-            self.over.set()
-        (self.over if ends else self.ends).wait(RETRY_S)
+    def _note_failure(self, failure: str) -> None:
+        self.call_began_at = None
+        is_complete = self.journal_complete.is_set()
+        if not self.failure and not is_complete:
+            self.say(f"{self.name}: {failure}; its rows wait in the run's folder")
+        self.failure, self.failures = failure, self.failures + 1
+        if is_complete and self.failures >= LAST_TRIES:
+            self.stopped.set()
+        (self.stopped if is_complete else self.journal_complete).wait(RETRY_S)

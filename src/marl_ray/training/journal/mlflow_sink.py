@@ -47,7 +47,7 @@ class MlflowSink(Sink):
         self.mlflow_run.log(rows)
 
     def last_iteration(self) -> int | None:
-        """Return the last iteration that MLflow has."""
+        """Return the last iteration that MLflow has; None before the first row."""
         return self.mlflow_run.last_iteration()
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:

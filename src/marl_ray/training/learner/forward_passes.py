@@ -75,7 +75,7 @@ def evaluate_all(
 
     def in_one_pass(selection: Selection) -> Outputs:
         selected_mask = selection.decisions(mask, shape.agents)
-        return policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection)
+        return policy.family.score_decisions(policy.model, inputs, batch, selected_mask, shape, selection)
 
     log_probs, entropy, values, cost_values = evaluate_in_passes(policy, batch, shape, in_one_pass, selections)
     assert log_probs is not None and entropy is not None
@@ -97,7 +97,7 @@ def fit_critic(policy: TrainedPolicy, inputs: object, batch: Trajectories, mask:
         for part, _ in micro_batches(whole_batch(shape), shape, policy.pass_size, order):
             selection = with_stand_in_row(part)
             selected_mask = selection.decisions(mask, shape.agents)
-            outputs = policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection).values
+            outputs = policy.family.score_decisions(policy.model, inputs, batch, selected_mask, shape, selection).values
             assert outputs is not None
             valued = ValueLossInputs(
                 outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents)

@@ -21,8 +21,11 @@ class Shape:
     """The shape of this worker's part of a batch, whose rows are copies * agents."""
 
     agents: int
+    """Rows of each copy."""
     steps: int
+    """T: environment steps, or tokens."""
     rank: int
+    """Number of this worker, from 0."""
     bounds: tuple[int, ...]
     """(workers + 1,) the number of each worker's first copy among all copies, then the count of all copies."""
     joint: int = 1
@@ -76,7 +79,7 @@ class Selection:
 
 
 def whole_batch(shape: Shape) -> Selection:
-    """Return the complete batch."""
+    """Return the selection of all copies at all times."""
     return Selection(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 

@@ -30,11 +30,11 @@ class EvaluatedPass:
     def __init__(
         self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, selection: Selection, first: bool
     ):
-        """`first`: no gradient step was taken on this batch yet."""
+        """Evaluate the selection; `first` is True before the first gradient step on this batch."""
         shape = prepared.shape
         selection = with_stand_in_row(selection)
         self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
-        self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
+        self.log_probs, self.entropy, self.values, self.cost_values = policy.family.score_decisions(
             policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
         )
         # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second

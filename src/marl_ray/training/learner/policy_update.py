@@ -141,9 +141,9 @@ class Learner:
         return epochs.descend(self.policy, self.state, prepared, where)
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """Return how much the update has changed the log-probabilities of the recorded actions.
+        """Return the change by the update of the log-probabilities of the recorded actions.
 
-        The change is (copies, T), on CPU; for actor-critics alone.
+        It is (copies, T), on CPU; for actor-critics alone.
         """
         return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 

@@ -31,7 +31,7 @@ class PreparedBatch:
     mask: Tensor
     """bool: decisions that are trained on."""
     inputs: Any
-    """The encoded inputs that the family's `evaluate` takes; None where compiled code takes the steps."""
+    """The encoded inputs that the family's `score_decisions` takes; None where compiled code takes the steps."""
     order: Tensor | None
     """(copies,) numbers: a pass over copies with similar numbers costs less; None where all passes cost the same."""
     advantages: Tensor

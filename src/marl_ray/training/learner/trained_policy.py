@@ -18,7 +18,7 @@ from marl_ray.algorithms.constraints.multipliers import Multiplier, with_setting
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import ConstraintConfig, HyperParameters
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.training.learner.families.family import PolicyFamily, policy_family
+from marl_ray.training.learner.families.policy_family import PolicyFamily, policy_family
 from marl_ray.training.learner.families.results import PolicyModels
 from marl_ray.training.learner.optimizers import optimizer_of
 
@@ -194,7 +194,9 @@ class UpdateState:
     multipliers: tuple[Multiplier, ...]
     """One for each constraint; empty where the algorithm has none."""
     entropy_coef: float
+    """Weight of the entropy in the loss."""
     kl_coef: float
+    """Weight of the divergence from the reference policy, in the loss or in the rewards."""
 
     @classmethod
     def initial(cls, policy: TrainedPolicy) -> "UpdateState":

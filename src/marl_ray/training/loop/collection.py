@@ -10,7 +10,7 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather_from_workers
-from marl_ray.training.loop.families.family import run_family
+from marl_ray.training.loop.families.run_family import run_family
 
 
 def build_collector(

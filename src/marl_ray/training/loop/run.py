@@ -23,7 +23,7 @@ from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_st
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
-from marl_ray.training.loop.families.family import run_family
+from marl_ray.training.loop.families.run_family import run_family
 from marl_ray.training.loop.not_finite import describe_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.run_evaluation import RunEvaluation, is_better, read_run_benchmarks
@@ -51,7 +51,7 @@ class Run:
         callbacks: RunCallbacks = SILENT_CALLBACKS,
         engine_of: "EngineOf | None" = None,
     ):
-        """`engine_of` makes the language models' engines (see `build_team`)."""
+        """Build the environment, the team and the collector; `engine_of` makes the engines (see `build_team`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config, self.device = config, device
         self.family = run_family(config)
@@ -161,7 +161,7 @@ class Run:
         """Run one iteration: collect a batch and update the team on it; return its metrics.
 
         The weights are evaluated and benchmarks are measured when that is due, at the run's end, and at
-        `until` environment steps.
+        `until` environment steps. Raises DivergedError naming the policy and the number that is not finite.
         """
         before = self.steps
         with self.clock.phase("rollout"):

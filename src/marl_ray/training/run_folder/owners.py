@@ -37,6 +37,7 @@ class Owner:
     machine: str
     """Identifies the running system and its namespace of processes: hosts of one name may be several machines."""
     pid: int
+    """Number of the driver's process on its machine."""
     began: int
     """Ticks from the machine's start to that of the process."""
     at: float

@@ -55,6 +55,7 @@ class FinishedRun(TypedDict):
     """The end of a run that has played all its steps."""
 
     total_steps: int
+    """Environment steps that the run has played."""
     outcome: JsonObject
     """The fields of its `RunResult`, as plain data."""
     score: float | None

@@ -20,7 +20,7 @@ from marl_ray.policies.bundles.manifest import Lineage, Origin
 from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
-from marl_ray.training.team.families.family import team_family
+from marl_ray.training.team.families.team_family import team_family
 from marl_ray.training.team.members import Team, TrainedTensor
 
 if TYPE_CHECKING:

@@ -24,11 +24,17 @@ class MemoryPlan:
     """Bytes of each GPU of a run, at the moment of a step when they are most."""
 
     gpus: int
+    """Number of GPUs of the run; the other fields are bytes."""
     weights: int
+    """Shards of the weights."""
     gradients: int
+    """Shards of the gradients."""
     optimizer: int
+    """Shards of the optimisers' states."""
     gathered: int
+    """Weights that are gathered at once."""
     activations: int
+    """Activations of a pass."""
     reference: int
     """Shards of the weights that the divergence is measured from."""
     sampling: int

@@ -22,7 +22,7 @@ class ProgressBar:
     """Shows the latest row of metrics; a context manager."""
 
     def __init__(self, config: RunConfig, write: Callable[[str], None]):
-        """`write` gets the lines that appear where there is no terminal, wherever the bar is shown."""
+        """Begin to show a run; `write` gets the lines that appear where there is no terminal, wherever the bar is shown."""
         self.config, self.write, self.last_line = config, write, 0.0
         self.scored: Mapping[str, float] | None = None
         """The row of the last evaluation."""

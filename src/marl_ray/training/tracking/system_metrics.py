@@ -16,18 +16,16 @@ class SystemMetrics:
 
     def __init__(self) -> None:
         self.process = psutil.Process()
-        self.next = 0.0
+        self.next_read_at = 0.0
+        """Time of the next reading, by the monotonic clock; 0 before the first."""
         psutil.cpu_percent()  # psutil measures from this first call on
         self.process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return metrics `system/...`, in percent and GiB.
-
-        There are none if the last reading is less than EVERY_S seconds old.
-        """
-        if time.monotonic() < self.next:
+        """Return metrics `system/...`, in percent and GiB; none within EVERY_S seconds of the last reading."""
+        if time.monotonic() < self.next_read_at:
             return {}
-        self.next = time.monotonic() + EVERY_S
+        self.next_read_at = time.monotonic() + EVERY_S
         memory = psutil.virtual_memory()
         metrics = {
             "system/cpu_percent": psutil.cpu_percent(),

@@ -136,7 +136,7 @@ class SweepMlflowRuns:
 
     def leave(self) -> None:
         """Make no more calls of MLflow, whose runs are now another owner's."""
-        self.delivery.over.set()
+        self.delivery.stopped.set()
 
     def _append(self, entries: list[JsonObject]) -> None:
         try:

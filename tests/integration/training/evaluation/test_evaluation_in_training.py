@@ -146,12 +146,12 @@ def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     few, _ = evaluation_copies(2)
     assert few.play(players, starts[::-1])[::-1] == played
     assert played[:5] != played[10:15]  # the sets share no start
-    assert [episode.length for episode in played] == [6] * 20 and not any(episode.cut for episode in played)
+    assert [episode.length for episode in played] == [6] * 20 and not any(episode.truncated for episode in played)
 
 
 def test_an_episode_that_never_ends_is_cut_and_said_to_be():
     game, players = evaluation_copies(2, cap=4, length=100)
-    assert [(e.length, e.cut) for e in game.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
+    assert [(e.length, e.truncated) for e in game.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
         (4, True)
     ] * 3
 

@@ -85,7 +85,7 @@ def test_no_sink_delays_another_or_the_end(tmp_path):
 def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_rows(tmp_path):
     run, folder = run_of(tmp_path, "Lines", "Database")
     lines: list[str] = []
-    sinks, journal = delivering(run, folder, lines=lines, begins=True), Journal(LOCAL, folder)
+    sinks, journal = delivering(run, folder, lines=lines, is_new_run=True), Journal(LOCAL, folder)
     sinks.check_open(20.0)
     write(journal, 0, 4)
     sinks.close("FINISHED")
@@ -104,7 +104,7 @@ def test_a_sink_that_does_not_open_refuses_a_run_that_begins(tmp_path, name, err
     run, folder = run_of(tmp_path, "Lines", name)
     lines: list[str] = []
     began = time.monotonic()
-    sinks = delivering(run, folder, lines=lines, begins=True)
+    sinks = delivering(run, folder, lines=lines, is_new_run=True)
     with pytest.raises(MarlRayError, match=f"^tracking.also: toys.trackers:{name} cannot be used: {error}$"):
         sinks.check_open(2)
     sinks.close("FAILED")

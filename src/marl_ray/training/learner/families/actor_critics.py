@@ -121,7 +121,7 @@ def encode_inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
     return EncodedInputs(actor_rows, EncodedRows.from_rows(model.critics[0], batch.states.flatten(0, 1)))
 
 
-def evaluate(
+def score_decisions(
     model: ActorCritic,
     inputs: EncodedInputs,
     batch: Trajectories,
@@ -130,7 +130,7 @@ def evaluate(
     selection: Selection,
     learn_entropy: bool = False,
 ) -> Outputs:
-    """Evaluate the selection (R rows, T' steps) of a batch by the model, also the decisions outside of `mask`."""
+    """Score the selection (R rows, T' steps) of a batch by the model, also the decisions outside of `mask`."""
     rows = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
@@ -154,7 +154,7 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
     return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
 
 
-def evaluate_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+def score_by_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
     """Return the log-probabilities (R, T') of the selection's actions under the reference actor."""
     distribution = models.trained.distribution
     allowed = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)

@@ -128,7 +128,7 @@ def copy_bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def pass_order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
-    """Return (copies,) numbers by which copies of like length and equal prompts share a pass."""
+    """Return (copies,) numbers by which copies of like length and equal prompts share a pass; never None."""
     assert batch.prompts is not None
     return model.order(batch.prompts, batch.mask)[::agents]
 
@@ -138,7 +138,7 @@ def encode_inputs(model: TokenPolicy, batch: Trajectories) -> None:
     return
 
 
-def evaluate(
+def score_decisions(
     model: TokenPolicy,
     inputs: None,
     batch: Trajectories,
@@ -147,14 +147,14 @@ def evaluate(
     selection: Selection,
     learn_entropy: bool = False,
 ) -> Outputs:
-    """Evaluate the selection (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
+    """Score the selection (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
     prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))
     outputs = model.evaluate(prompts, responses, mask, learn_entropy=learn_entropy)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
-def evaluate_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+def score_by_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
     """Return the log-probabilities (R, T') of the selection's tokens under the reference model."""
     assert batch.prompts is not None
     prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))

@@ -56,7 +56,7 @@ def reference_log_probs(
         policy,
         batch,
         shape,
-        lambda selection: [policy.family.evaluate_reference(policy.models, batch, shape, selection)],
+        lambda selection: [policy.family.score_by_reference(policy.models, batch, shape, selection)],
         selections,
     )
     return log_probs

@@ -93,7 +93,7 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
     """Build the policies on CPU, with the critics that their algorithms need.
 
     The weights of `model.path`, or of a bundle in their place, stay in their files until the policy is sharded or
-    copied.
+    copied. Raises MarlRayError naming the policy whose bundle or model does not fit.
     """
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
@@ -125,7 +125,8 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
 def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, str] | None:
     """Return the policies of `team.NAME.bundle`, and the name of the one that plays `agent`.
 
-    Their weights are still unread. The result is None if no bundle is given.
+    Their weights are still unread. The result is None if no bundle is given. Raises MarlRayError if the bundle holds
+    actor-critics, or has no policy for the agent.
     """
     reference = config.team[name].bundle
     if reference is None:

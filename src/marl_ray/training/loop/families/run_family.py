@@ -66,7 +66,7 @@ class RunFamily(Protocol):
 
 
 def run_family(config: RunConfig) -> RunFamily:
-    """Return the family of a run."""
+    """Return the functions of the family that the run's policies belong to."""
     if config.has_language_models:
         from marl_ray.training.loop.families import language_models  # loads transformers
 

@@ -75,9 +75,9 @@ class PolicyFamily(Protocol):
         """
 
     def encode_inputs(self, model: Any, batch: Trajectories) -> Any:
-        """Encode the inputs once per batch, for `evaluate`."""
+        """Encode the inputs once per batch, for `score_decisions`."""
 
-    def evaluate(
+    def score_decisions(
         self,
         model: Any,
         inputs: Any,
@@ -87,12 +87,12 @@ class PolicyFamily(Protocol):
         selection: Selection,
         learn_entropy: bool = False,
     ) -> Outputs:
-        """Evaluate a part of the batch in one pass; the outputs are valid where `mask` (R, T') is True.
+        """Score a part of the batch's decisions in one forward pass; the outputs are valid where `mask` (R, T') is True.
 
         Without `learn_entropy` the entropy may have no gradients.
         """
 
-    def evaluate_reference(
+    def score_by_reference(
         self, models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection
     ) -> Tensor:
         """Return the log-probabilities (R, T') under the reference policy, without gradients."""
