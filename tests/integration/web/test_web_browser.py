@@ -121,7 +121,7 @@ def test_pages_are_scored(tmp_path, site):
     assert play(env, "stop")["solved"], "null is None, as in WebArena"
 
 
-def test_every_action(tmp_path, site):
+def test_every_action_changes_the_page_or_the_tabs(tmp_path, site):
     env = made(tmp_path, site, "/form", patience=None)
     env.reset(seed=0)
 
@@ -177,7 +177,7 @@ def test_several_start_pages(tmp_path, site):
     assert "Tab 0 (current): 'Shop' | Tab 1: 'Chair'" in env.observe(AGENT)
 
 
-def test_limits(tmp_path, site):
+def test_an_episode_ends_at_each_of_its_limits(tmp_path, site):
     env = made(
         tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/", max_steps=3, cost=("calls", "seconds")
     )
