@@ -17,10 +17,12 @@ ATTACKS = confinement_attacks.__file__
 
 
 def test_hostile_scripts_end_with_their_status(results):
+    unexpected = []
     for number, name, _, allowed in RUNS:
         status, error, out, err = results["runs"][f"{number} {name}"]
-        assert status in allowed, (number, name, status, error)
-        assert max(out, err) <= 1 << 16
+        if status not in allowed or max(out, err) > 1 << 16:
+            unexpected.append((number, name, status, error, out, err))
+    assert unexpected == []
 
 
 def test_what_a_program_must_not_do_is_refused(results):

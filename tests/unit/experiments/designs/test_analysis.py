@@ -275,6 +275,7 @@ def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
 
 def test_refusals_are_one_line(stored, capsys):
     stored.fill()
+    unexpected = []
     for words, message in (
         (("plan",), "--effect: expected a number"),
         (("plan", "--effect", "1"), "--sd: expected a number"),
@@ -289,4 +290,6 @@ def test_refusals_are_one_line(stored, capsys):
         (("analyse", "grid", "--database", "nonsense"), "database: expected"),
     ):
         status, _, err = run(capsys, *words)
-        assert status == 2 and message in err and err.count("\n") == 1, (words, err)
+        if status != 2 or message not in err or err.count("\n") != 1:
+            unexpected.append((words, status, err))
+    assert unexpected == []
