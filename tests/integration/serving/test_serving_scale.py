@@ -15,6 +15,7 @@ from servers.installed import need
 from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
 
+from marl_ray.cluster.local_ray import free_port
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = [
@@ -75,7 +76,7 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_c
     application = {"name": "scaled", "route_prefix": "/", "import_path": "marl_ray.serving.app:build", "args": args}
     application["deployments"] = [{"name": "Gateway", "autoscaling_config": quick}]
     with httpx.Client() as client:
-        config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": 8917}}
+        config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": free_port()}}
         url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url).urls["scaled"]
         try:
             body = client.get(f"{url}/ready", timeout=30).json()
