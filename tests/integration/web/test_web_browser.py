@@ -20,6 +20,7 @@ import pytest
 from pettingzoo.test import seed_test
 from servers.little_site import LittleSite, little_site, web_record
 from servers.playwright_chromium import AGENT, no_chromium_stays
+from waiting import until
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -230,7 +231,7 @@ def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start,
                     process.kill()
         else:
             threading.Thread(target=_crash, args=(session,), daemon=True).start()
-        time.sleep(1.0)
+        until(lambda: session.broken or not session.chromium.connected, "the end of the page or the browser")
         action = "scroll [down]"
     env.step(re.sub(r"\{(.+?)\}", lambda match: str(number(env, match[1])), action))
     infos = env.infos[AGENT]
