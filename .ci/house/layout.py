@@ -1,8 +1,9 @@
 """Checks of folders and files: small, each with a purpose, tests where their sources are."""
 
 import ast
+import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -12,16 +13,23 @@ MAX_FILES = 9
 """Maximum number of files of a folder, besides its `__init__.py` and `conftest.py`."""
 MAX_LINES = 400
 """Maximum number of lines of a file."""
-GROWING = {
-    f"src/{PACKAGE}/{folder}"
-    for folder in (
-        *("algorithms/constrained", "algorithms/from_preferences", "algorithms/with_critic"),
-        *("algorithms/without_critic", "agents/builtin", "conformance/extensions", "envs/text"),
-        *("evaluation/benchmarks", "experiments/database/migrations/versions", "rewards"),
-        *("training/tracking", "tuning/search/schedulers"),
-    )
-}
-"""Folders to which the recipes of CONTRIBUTING.md add a file: each new one is a part that is found by its name."""
+RECIPES = ("conformance/extensions", "experiments/database/migrations/versions")
+"""Folders to which a recipe of CONTRIBUTING.md adds a file that is no built-in."""
+BUILTIN = re.compile(rf"{PACKAGE}\.([\w.]+)\.\w+:\w+")
+"""The import path of a built-in in `extensions.py`; the group is the package of its module."""
+
+
+def growing_folders(files: list[SourceFile]) -> set[str]:
+    """Return the folders to which the recipes of CONTRIBUTING.md add files: those of two built-ins or more, and `RECIPES`.
+
+    Each file of them is one part, which is found by its name, so that their number of files has no limit.
+    """
+    nodes = [node for file in files if file.module == f"{PACKAGE}.extensions" for node in file.nodes]
+    paths = [
+        BUILTIN.fullmatch(node.value) for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str
+    ]
+    counts = Counter(path[1].replace(".", "/") for path in paths if path)
+    return {f"src/{PACKAGE}/{folder}" for folder in (*RECIPES, *(name for name in counts if counts[name] > 1))}
 
 
 def large_folders(files: list[SourceFile]) -> Iterator[Finding]:
@@ -32,7 +40,7 @@ def large_folders(files: list[SourceFile]) -> Iterator[Finding]:
         if (file.module or file.is_test or is_benchmark(file)) and file.path.name not in ("__init__.py", "conftest.py"):
             members[folder].append(file)
     for folder, inside in members.items():
-        if len(inside) > MAX_FILES and folder not in GROWING:
+        if len(inside) > MAX_FILES and folder not in growing_folders(files):
             message = f"the folder has {len(inside)} files, expected {MAX_FILES} at most"
             yield inside[MAX_FILES].finding(None, message)
 

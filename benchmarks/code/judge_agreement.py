@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS, ROOT
+from benchmarks.records import ROOT, machine, store
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.benchmarks.humaneval import HumanEvalProblem
 from marl_ray.evaluation.benchmarks.mbpp import MbppProblem
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--limit", type=int, help="only so many programs, evenly spread")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     python = environment(options.venv)
     judged = list(programs(options.data))
     judged = judged[:: max(1, len(judged) // options.limit)] if options.limit else judged
@@ -210,7 +211,7 @@ def main() -> None:
         second = zip(first, run_official_harness(python, again, 1), judge_in_official_mode(pool, again, 1), strict=True)
         differ = [(judged[i], a, b) for i, a, b in second if a != b]
         level = pool.level.name.lower()
-    report(judged, reference, verdicts, differ, len(first), times, level)
+    report(judged, reference, verdicts, differ, len(first), times, level, load)
 
 
 def report(
@@ -221,6 +222,7 @@ def report(
     first: int,
     times: dict[str, float],
     level: str,
+    load: float,
 ) -> None:
     """Write the comparison to files and print it."""
     passes = [(program, a, b) for program, a, b in differ if (a == "passed") != (b == "passed")]
@@ -234,6 +236,8 @@ def report(
         if (a == "passed") != (b == "passed")
     ]
     result: dict[str, Any] = {
+        "machine": machine("marl-ray", "numpy"),
+        "load_before": load,
         "programs": len(programs),
         "level": level,
         "seconds": times,
@@ -258,10 +262,7 @@ def report(
         f"Hardened mode passes or fails {len(against)} programs otherwise: "
         + ", ".join(f"{kind} {count}" for kind, count in Counter(f"{a[:6]}/{b}" for _, a, b in against).most_common()),
     ]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "judge_agreement.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "judge_agreement.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    store("judge_agreement", result, "\n".join(lines) + "\n")
     for program, a, b in differ:
         print(f"{program.benchmark} {program.task_id} {program.what}: official {a!r}, ours {b!r}")
 

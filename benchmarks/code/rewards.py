@@ -6,13 +6,13 @@ Both ways give the same verdicts. Programs that are right, that fail some tests,
 Writes `benchmarks/results/rewards.{json,md}`.
 """
 
-import json
+import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.records import RESULTS
+from benchmarks.records import machine, store
 from marl_ray.rewards import CallTest, CodeTask, run_tests
 from marl_ray.sandbox import Limits, Pool
 
@@ -34,6 +34,7 @@ def seconds(body: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    load = os.getloadavg()[0]
     rows: list[dict[str, Any]] = []
     with Pool(1) as pool:
         for count in TESTS:
@@ -57,9 +58,8 @@ def main() -> None:
     for row in rows:
         single, many = (1 / statistics.median(row[key]) for key in ("one_run_s", "run_per_test_s"))
         lines.append(f"| {row['tests']} | {row['program']} | {single:.0f} | {many:.1f} | {single / many:.1f} |")
-    RESULTS.joinpath("rewards.json").write_text(json.dumps(rows, indent=1) + "\n")
-    RESULTS.joinpath("rewards.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    result = {"machine": machine("marl-ray"), "load_before": load, "rows": rows}
+    store("rewards", result, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

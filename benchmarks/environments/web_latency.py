@@ -12,9 +12,7 @@ Writes `benchmarks/results/web_latency.{json,md}`; a short run prints alone.
 """
 
 import argparse
-import json
 import os
-import platform
 import re
 import tempfile
 import time
@@ -24,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import marl_ray
-from benchmarks.records import RESULTS
+from benchmarks.records import machine, store
 from benchmarks.tables import median_range
 from marl_ray.envs.web.browser.chromium import Chromium, close_shared_chromium, shared_chromium
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH
@@ -55,17 +53,14 @@ def main() -> None:
     measured = measure_actions(options.rounds) | measure_openings(options.rounds)
     close_shared_chromium()
     packs = {} if options.no_pack else {name: play_pack(name) for name in SPLITS}
-    about = (
-        f"{options.rounds} measurements each, in turn; {os.cpu_count()} cores, load {load:.1f} before, "
-        f"Python {platform.python_version()}, Chromium {version()}"
-    )
+    described = machine("marl-ray", "playwright") | {"chromium": version()}
+    about = f"{options.rounds} measurements each, in turn; load {load:.1f} before"
     text = table(about, measured, packs)
-    print(text)
     if options.rounds >= ROUNDS and packs:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "web_latency.md").write_text(text)
-        result = {"about": about, "milliseconds": measured, "packs": packs}
-        (RESULTS / "web_latency.json").write_text(json.dumps(result, indent=1) + "\n")
+        result = {"machine": described, "load_before": load, "milliseconds": measured, "packs": packs}
+        store("web_latency", result, text)
+    else:
+        print(text)
 
 
 def measure_actions(rounds: int) -> Milliseconds:
@@ -197,7 +192,7 @@ def table(about: str, measured: Milliseconds, packs: dict[str, dict[str, float]]
     lines += ["", "Numbers are medians (least-most).", ""]
     if packs:
         lines += [
-            "| made tasks, one Chromium | episodes | solved | actions of an episode | seconds | goal |",
+            "| synthetic tasks, one Chromium | episodes | solved | actions of an episode | seconds | goal |",
             "|---|---|---|---|---|---|",
         ]
         for name, pack in packs.items():

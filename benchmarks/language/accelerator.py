@@ -13,7 +13,6 @@ AdamW follows two passes in bfloat16. The plan beside it is that of `marl-ray pl
 
 import argparse
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from benchmarks.language.device_measurements import (
     measure_training,
     save_model,
 )
-from benchmarks.records import RESULTS
+from benchmarks.records import RESULTS, machine
 from marl_ray.temporary_folders import temporary_folder
 
 GIB = 1 << 30
@@ -66,7 +65,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 print(trained_rows[-1], flush=True)
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "torch": version("torch"),
+        "machine": machine("torch", "transformers"),
         "ceilings": limits._asdict(),
         "sampled": [row._asdict() for row in sampled_rows],
         "trained": [row._asdict() | {"settings": row.settings._asdict()} for row in trained_rows],
@@ -101,8 +100,15 @@ def table(result: dict[str, Any]) -> str:
     lines += [
         _line(TrainedRow(**fields | {"settings": StepSettings(**fields["settings"])})) for fields in result["trained"]
     ]
-    machine = f"Machine: {result['device']}, torch {result['torch']}."
-    return "\n".join([*lines, "", f"{machine} `benchmarks/language/accelerator.py` writes this file.", ""])
+    about = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Machine: {result['device']}, {about}. `benchmarks/language/accelerator.py` writes this file.",
+            "",
+        ]
+    )
 
 
 def _line(row: TrainedRow) -> str:

@@ -7,11 +7,10 @@ of which 1,024 of each sequence are trained; all weights are trained, and vLLM s
 `benchmarks/results/memory_plan.{json,md}`. The numbers are counted, so they are the same on every machine.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from benchmarks.records import RESULTS
+from benchmarks.records import machine, store
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.training.team.memory_plan import MemoryPlan, memory_plan
 
@@ -57,13 +56,13 @@ def main() -> None:
         run = run_of(size)
         plans[size] = [memory_plan(run, gpus) for gpus in GPUS]
         print(size, *(f"{each.total / GIB:.1f}" for each in plans[size]), flush=True)
-        rows = [
-            {"model": f"Qwen2.5-{size}", **asdict(each), "total": each.total}
-            for size, size_plans in plans.items()
-            for each in size_plans
-        ]
-        (RESULTS / "memory_plan.json").write_text(json.dumps(rows, indent=1) + "\n")
-        (RESULTS / "memory_plan.md").write_text("\n".join(table(plans)) + "\n")
+    rows = [
+        {"model": f"Qwen2.5-{size}", **asdict(each), "total": each.total}
+        for size, size_plans in plans.items()
+        for each in size_plans
+    ]
+    result = {"machine": machine("marl-ray", "torch", "transformers"), "rows": rows}
+    store("memory_plan", result, "\n".join(table(plans)) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Writes `benchmarks/results/checkpoint.{json,md}`.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -25,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS, ROOT
+from benchmarks.records import ROOT, machine, store
 from benchmarks.tables import median_range
 
 SHAPE: dict[str, Any] = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
@@ -216,11 +215,12 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *map(line, results),
     ]
-    print("\n".join(table))
+    text = "\n".join(table) + "\n"
     if options.repeats >= REPEATS:
-        document = {"load_before": load, "cpus": os.cpu_count(), "goal": GOAL, "results": results}
-        (RESULTS / "checkpoint.json").write_text(json.dumps(document, indent=1) + "\n")
-        (RESULTS / "checkpoint.md").write_text("\n".join(table) + "\n")
+        result = {"machine": machine("ray", "torch"), "load_before": load, "goal": GOAL, "results": results}
+        store("checkpoint", result, text)
+    else:
+        print(text)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,14 @@
 Writes `benchmarks/results/commands.{json,md}`.
 """
 
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.records import RESULTS
+from benchmarks.records import machine, store
 
 RUNS = 11
 """Measurements of each command, of which the median is reported."""
@@ -27,21 +25,19 @@ COMMANDS = {
 
 def main() -> None:
     """Measure, print and store."""
+    load = os.getloadavg()[0]
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(RUNS):
         for name, command in COMMANDS.items():
             start = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True, timeout=60)
             seconds[name].append(time.perf_counter() - start)
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
-    lines = [f"{RUNS} runs each, in turn; {machine}.", "", "| command | median s | min-max s |", "|---|---|---|"]
+    lines = [f"{RUNS} runs each, in turn (load before: {load:.1f}).", ""]
+    lines += ["| command | median s | min-max s |", "|---|---|---|"]
     for name, values in seconds.items():
         lines.append(f"| `{name}` | {statistics.median(values):.2f} | {min(values):.2f}-{max(values):.2f} |")
-    table = "\n".join(lines) + "\n"
-    print(table)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "commands.md").write_text(table)
-    (RESULTS / "commands.json").write_text(json.dumps({"machine": machine, "seconds": seconds}, indent=1) + "\n")
+    result = {"machine": machine("marl-ray"), "load_before": load, "seconds": seconds}
+    store("commands", result, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

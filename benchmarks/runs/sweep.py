@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.records import RESULTS, ROOT
+from benchmarks.records import ROOT, machine, store
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
@@ -94,6 +94,7 @@ def main() -> None:
         print(f"back to back: {plain:.0f} s", flush=True)
         halving_seconds, halving = whole_sweep(load_shipped_sweep(f"{storage}/asha", options.steps))
     result = {
+        "machine": machine(),
         "steps": options.steps,
         "load_before": load,
         "cpus": CPUS,
@@ -119,10 +120,11 @@ def main() -> None:
         f"| steps of successive halving | {result['halving_steps_share']:.0%} | at most {STEPS_GOAL:.0%} |",
         f"| the same winner | {'yes' if result['same_winner'] else 'no'} | yes |",
     ]
-    print("\n".join(table))
+    text = "\n".join(table) + "\n"
     if options.steps == 50_000:
-        (RESULTS / "sweep.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "sweep.md").write_text("\n".join(table) + "\n")
+        store("sweep", result, text)
+    else:
+        print(text)
 
 
 if __name__ == "__main__":

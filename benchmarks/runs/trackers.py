@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS, ROOT
+from benchmarks.records import ROOT, machine, store
 from benchmarks.tables import median_range
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
@@ -239,12 +239,13 @@ def main() -> None:
         speeds, ends = ([each[kind][key] for each in rounds] for key in ("steps_per_second", "end_s"))
         cells = [words, median_range(speeds), median_range(ratios[kind], 3), median_range(ends, 1), histories[kind]]
         lines.append(f"| {' | '.join(cells)} |")
-    print("\n".join(lines))
+    text = "\n".join(lines) + "\n"
     medians = {kind: statistics.median(values) for kind, values in ratios.items()}
-    result = {"steps": options.steps, "load_before": load, "ratios": medians, "histories": histories, "rounds": rounds}
     if options.rounds >= ROUNDS:
-        (RESULTS / "trackers.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "trackers.md").write_text("\n".join(lines) + "\n")
+        about = {"machine": machine("ray", "torch", "mlflow"), "load_before": load, "steps": options.steps}
+        store("trackers", about | {"ratios": medians, "histories": histories, "rounds": rounds}, text)
+    else:
+        print(text)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def trained(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str,
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["submit", "--help"], ["demo", "--help"]])
-def test_help(arguments):
+def test_help_shows_the_usage_of_a_command(arguments):
     done = marl_ray(*arguments)
     assert done.returncode == 0
     assert "Usage: marl-ray" in done.stdout

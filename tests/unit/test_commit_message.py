@@ -205,3 +205,22 @@ def test_ci_refuses_a_subject_that_the_history_has(clone):
     assert done.stderr.splitlines() == [
         f"{clone.git('log', '-1', '--format=%h')}: subject: expected one commit of this subject, got 2"
     ]
+
+
+def test_a_push_is_refused_if_a_message_was_made_around_the_hook(clone):
+    clone.git("init", "--bare", "remote")
+    clone.git("remote", "add", "origin", "remote")
+    assert clone.run("make", "hooks").returncode == 0
+    clone.commit("lint: sort an import" + WHY)
+    clone.git("push", "origin", "main")
+    clone.git("switch", "-c", "side")
+    clone.commit("lint: sort another import" + WHY)
+    clone.git("push", "origin", "side")
+    clone.git("commit", "--amend", "--allow-empty", "-m", "lint: sort one more import" + WHY)
+    clone.git("push", "--force", "origin", "side")  # a branch of its own may be rebased
+    clone.git("switch", "main")
+    clone.git("merge", "--no-ff", "--no-edit", "--no-verify", "side")
+    assert "expected what is merged" in clone.run("git", "push", "origin", "main").stderr
+    assert clone.git("rev-parse", "HEAD^") == clone.git("-C", "remote", "rev-parse", "main")
+    clone.git("commit", "--amend", "--allow-empty", "-m", "Merge side: one more import is sorted" + WHY)
+    clone.git("push", "origin", "main")

@@ -1,5 +1,6 @@
 """The checks of `.ci/house`, on small repositories in which each rule is broken once."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ CLEAN = {
     "src/marl_ray/__init__.py": PURPOSE,
     "src/marl_ray/rewards/__init__.py": PURPOSE,
     **{f"src/marl_ray/rewards/r{number}.py": "print('paid')\n" for number in range(12)},
+    "src/marl_ray/extensions.py": "print('marl_ray.rewards.r1:PAY', 'marl_ray.rewards.r2:PAY')\n",
     "src/marl_ray/ray_seams.py": "from ray._private import _Thing\n\nTHING = _Thing\n",
     "src/marl_ray/sides.py": 'def sides(pair):\n    """Return both."""\n    left, right = pair\n    return left, right\n',
     "serve/app.py": "from marl_ray.ray_seams import THING\nfrom marl_ray.sides import sides\n\nprint(sides(THING))\n",
@@ -61,13 +63,16 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/names.py": "def shown(): ...\n\n\ndef unread(): ...\n\n\nclass Side: ...\n\n\n_hidden = 1\n",
         "src/marl_ray/full/__init__.py": '"""No sentence"""\n',
         **{f"src/marl_ray/full/m{number:02}.py": "" for number in range(10)},
+        "src/marl_ray/agents/__init__.py": PURPOSE,
+        "src/marl_ray/agents/builtin/__init__.py": PURPOSE,
+        **{f"src/marl_ray/agents/builtin/a{number:02}.py": "" for number in range(10)},
         "src/marl_ray/engines/__init__.py": PURPOSE,
         "src/marl_ray/engines/paged_engine.py": "import torch\n",
         "src/marl_ray/engines/torch_engine.py": "import torch\n",
         "src/marl_ray/engines/csv_engine.py": "",
         "src/marl_ray/one.py": "import os\nfrom marl_ray import two\n",
         "src/marl_ray/two.py": "def late():\n    from marl_ray.one import os\n\n\nlate()\n",
-        "src/marl_ray/untyped.py": f"Row = tuple[{'Any, ' * 1000}]\n\nRow()\n",
+        "src/marl_ray/training/untyped.py": f"Row = tuple[{'Any, ' * 1000}]\n\nRow()\n",
         "src/marl_ray/training/__init__.py": PURPOSE,
         "src/marl_ray/training/waits.py": (
             "# Seconds of the first waits.\n"
@@ -120,6 +125,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "benchmarks/long.py:401: the file has 401 lines, expected 400 at most",
         "src/marl_ray/acts.py:1: the function _fetched is named by a participle, expected a verb and its object",
         "src/marl_ray/acts.py:8: the function _closed is named by a participle, expected a verb and its object",
+        "src/marl_ray/agents/builtin/a09.py:1: the folder has 10 files, expected 9 at most",
         "src/marl_ray/engines/paged_engine.py:1: expected a name that does not repeat the folder's, engines",
         "src/marl_ray/full/__init__.py:1: expected a docstring that says the folder's purpose in one sentence",
         "src/marl_ray/full/m09.py:1: the folder has 10 files, expected 9 at most",
@@ -131,9 +137,9 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:1: the type Side has the name of another, in src/marl_ray/names.py",
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
+        "src/marl_ray/training/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's "
+        "of json_types.py, or object for what is passed on or checked",
         "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
-        "src/marl_ray/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's of "
-        "json_types.py, or object for what is passed on or checked",
         "tests/support/limits.py:1: the limit ROWS does not begin with MAX_ or MIN_",
         "tests/support/limits.py:3: the limit LONGEST_LINE does not begin with max_ or min_",
         "tests/support/limits.py:6: the limit most_rows does not begin with max_ or min_",
@@ -151,3 +157,9 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
 def test_a_file_that_python_cannot_read_is_a_finding(tmp_path):
     write(tmp_path, {"jobs/train.py": "x = 1\ny = (\n"})
     assert findings(tmp_path) == [f"{tmp_path}/jobs/train.py:2: '(' was never closed"]
+
+
+def test_the_folders_to_which_recipes_add_files_exist(monkeypatch):
+    monkeypatch.syspath_prepend(HOUSE)
+    recipes = runpy.run_path(str(HOUSE / "layout.py"))["RECIPES"]
+    assert [folder for folder in recipes if not (HOUSE.parents[1] / "src/marl_ray" / folder).is_dir()] == []

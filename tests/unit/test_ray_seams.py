@@ -33,7 +33,7 @@ def test_rays_attributes_are_back_after_the_start_of_a_loopback_ray_however_it_e
     assert before == (ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams)
 
 
-def test_a_run_on_a_ray_of_its_own_starts_no_process_that_frees_resources_or_asks_an_autoscaler():
+def test_a_run_on_its_own_ray_starts_no_process_for_an_autoscaler():
     import ray
     from ray.train.torch import TorchTrainer
     from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback

@@ -115,7 +115,7 @@ def test_ctrl_c_stops_the_job(ray_cluster, tmp_path):
     ("token", "message"),
     [(None, "asks for a token; set RAY_AUTH_TOKEN"), ("wrong", "refuses the token in RAY_AUTH_TOKEN")],
 )
-def test_tokens(ray_cluster, token, message):
+def test_a_cluster_that_asks_for_a_token_says_so(ray_cluster, token, message):
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     env |= {"RAY_AUTH_TOKEN": token} if token else {}
     code = (

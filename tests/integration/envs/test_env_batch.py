@@ -278,7 +278,7 @@ def test_agents_that_leave_early():
     batch.close()
 
 
-def test_action_masks():
+def test_action_masks_are_arrays_of_the_agents_that_send_some():
     assert scripted().action_masks == [None, None]
     batch = scripted({"b": {"action_mask": np.array([1, 0, 1], np.int8)}}, {"a": {"action_mask": [True, False, False]}})
     batch.reset(0, 0)
@@ -297,7 +297,7 @@ def test_wrong_masks_are_named(mask):
         scripted({"b": {"action_mask": mask}}).reset(0, 0)
 
 
-def test_costs():
+def test_a_cost_is_a_number_or_one_for_each_signal():
     for signals, cost, expected in [
         (1, 0.5, [0.5]),
         (1, 2, [2]),

@@ -90,7 +90,7 @@ def test_steps_equal_the_packages(env_id):
 
 
 @pytest.mark.parametrize("env_id", [*IDS, SPREAD])
-def test_pettingzoo_contract(env_id):
+def test_gridworlds_keep_pettingzoos_contract(env_id):
     kwargs = {"agents": 3, "max_steps": 30} if env_id in IDS else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # style advice of the tests; failures are assertions
@@ -173,7 +173,7 @@ def test_truncation_ends_all():
 
 
 @pytest.mark.parametrize(("collision", "action"), [(1.0, 0.0), (0.0, 0.25), (1.0, 0.25)])
-def test_costs(collision, action):
+def test_collisions_and_actions_cost_what_the_config_says(collision, action):
     env = build(EMPTY, {"collision": collision, "action": action}, agents=2)
     _, infos = env.reset(seed=0)
     assert infos == {"agent_0": {"cost": 0.0}, "agent_1": {"cost": 0.0}}

@@ -87,13 +87,13 @@ def test_an_interrupted_look_bets_on_nothing_twice(stores, monkeypatch):
     over(stores)
     record, add, calls = stores.experiments.read("exp"), BettingTest.add, []
 
-    def once(*arguments):
+    def add_once(*arguments):
         add(*arguments)
         if not calls:
             calls.append(1)
             raise MarlRayError("interrupted")
 
-    monkeypatch.setattr(BettingTest, "add", once)
+    monkeypatch.setattr(BettingTest, "add", add_once)
     with pytest.raises(MarlRayError, match="interrupted"):
         stores.evidence.look(record, questions=QUESTIONS)
     assert stores.evidence.look(record, questions=QUESTIONS).bets[QUESTIONS[0]].n == 40

@@ -201,7 +201,7 @@ def test_a_cluster_is_one_observation_in_its_first_arm(url):
         stores.experiments.open("exp", config(a=1, b=1))
 
 
-def test_a_block_counts_when_it_and_its_windows_are_over_without_its_washout_and_with_one_epoch(url):
+def test_a_block_counts_in_one_epoch_once_its_windows_are_over_without_its_washout(url):
     stores = open_stores(url, Clock(NOW))
     settings = {"randomize": "switchback", "block_s": 100.0, "washout_s": 10.0, "outcome_window_s": 50.0}
     stores.experiments.open("exp", config(a=1, b=1) | settings)

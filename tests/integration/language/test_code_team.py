@@ -49,7 +49,7 @@ def play(env: CodeTeam, *texts: str) -> list[dict[str, float]]:
     return rewards
 
 
-def test_pettingzoo_contract(monkeypatch):
+def test_a_code_team_keeps_pettingzoos_contract(monkeypatch):
     # This one check of the package reads `dtype` of observations, which a str has not.
     module = sys.modules["pettingzoo.test.api_test"]
     monkeypatch.setattr(module, "_test_observation_space_compatibility", lambda *_, **__: None)
@@ -111,7 +111,7 @@ def test_the_generator_alone(tmp_path):
     assert env.infos["generator"]["metrics"]["turns"] == 3.0
 
 
-def test_blocks(tmp_path):
+def test_answers_in_blocks_need_a_block(tmp_path):
     env = team(tmp_path, answer="block")
     assert play(env, f"So:\n```python\n{RIGHT}\n```\nDone.")[0]["reviewer"] == 1.0
     assert play(env, RIGHT)[0]["reviewer"] == 0.0
@@ -125,7 +125,7 @@ def test_style_and_efficiency_count_for_programs_that_pass(tmp_path):
     assert play(env, ONE_PUBLIC)[0]["reviewer"] == 0.0
 
 
-def test_costs(tmp_path):
+def test_seconds_calls_and_tokens_are_costs(tmp_path):
     env = team(tmp_path, cost=["seconds", "calls", "tokens"])
     env.reset(options={"index": 0})
     env.step(ONE_PUBLIC)

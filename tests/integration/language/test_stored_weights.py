@@ -79,9 +79,7 @@ def test_a_worker_holds_its_share_of_the_trained_weights_and_one_layer(stored, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
-def test_where_an_engine_has_the_weights_no_worker_ever_holds_more_than_its_share_and_one_weight(
-    stored, count, tmp_path
-):
+def test_beside_an_engine_a_worker_holds_at_most_its_share_and_one_weight(stored, count, tmp_path):
     folder, model, layer = stored
     peaks = {name: max(each) for name, each in workers(count, loading_peaks, folder, str(tmp_path)).items()}
     largest = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]

@@ -10,17 +10,16 @@ ATTACKS = verdict_attacks.__file__
 
 
 def test_forged_and_hostile_candidates_never_pass(results):
-    for number, name, _, allowed in JUDGED:
-        verdict, message = results["judged"][f"{number} {name}"]
-        assert verdict in allowed, (number, name, verdict, message)
+    judged = [(results["judged"][f"{number} {name}"], number, name, allowed) for number, name, _, allowed in JUDGED]
+    assert [case for case in judged if case[0][0] not in case[-1]] == []
 
 
 def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results):
     from marl_ray.rewards.extraction import extract
 
-    for name, answer, code, allowed in EXTRACTED:
-        assert extract(answer, "add") == code, name
-        assert code is None or results["extracted"][name] in allowed, (name, results["extracted"][name])
+    assert [name for name, answer, code, _ in EXTRACTED if extract(answer, "add") != code] == []
+    verdicts = [(name, results["extracted"][name], allowed) for name, _, code, allowed in EXTRACTED if code is not None]
+    assert [case for case in verdicts if case[1] not in case[2]] == []
 
 
 def test_the_official_mode_says_what_the_official_harness_says(results):

@@ -17,10 +17,12 @@ ATTACKS = confinement_attacks.__file__
 
 
 def test_hostile_scripts_end_with_their_status(results):
+    unexpected = []
     for number, name, _, allowed in RUNS:
         status, error, out, err = results["runs"][f"{number} {name}"]
-        assert status in allowed, (number, name, status, error)
-        assert max(out, err) <= 1 << 16
+        if status not in allowed or max(out, err) > 1 << 16:
+            unexpected.append((number, name, status, error, out, err))
+    assert unexpected == []
 
 
 def test_what_a_program_must_not_do_is_refused(results):
@@ -50,7 +52,7 @@ def descriptors(pid: int) -> int:
         return 0
 
 
-def held(pool: "Pool") -> list[list[int]]:
+def count_resources(pool: "Pool") -> list[list[int]]:
     """Processes, their descendants, how many descriptors each has, and files of the pool."""
     processes = [pid for worker in pool.workers for pid in worker.pids]
     below = [pid for process in processes for pid in descendants(process)]
@@ -58,7 +60,7 @@ def held(pool: "Pool") -> list[list[int]]:
     return [processes, below, [descriptors(pid) for pid in (os.getpid(), *processes, *below)], files]
 
 
-def once(pool: "Pool", number: int) -> bool:
+def run_honest_job(pool: "Pool", number: int) -> bool:
     """One of three honest jobs."""
     if number % 3 == 0:
         return pool.judge(RIGHT, TESTS, entry_point="add").passed
@@ -75,10 +77,10 @@ def test_ten_thousand_runs_leak_nothing():
     from marl_ray.sandbox import Pool
 
     with Pool(workers=2) as pool, ThreadPoolExecutor(2) as threads:
-        assert all(threads.map(lambda number: once(pool, number), range(60)))
-        before = held(pool)
-        assert all(threads.map(lambda number: once(pool, number), range(10_000)))
-        assert held(pool) == before
+        assert all(threads.map(lambda number: run_honest_job(pool, number), range(60)))
+        before = count_resources(pool)
+        assert all(threads.map(lambda number: run_honest_job(pool, number), range(10_000)))
+        assert count_resources(pool) == before
         assert pool.run("import os\nprint(os.listdir())").stdout == b"[]\n"
 
 
@@ -91,20 +93,20 @@ def test_ten_thousand_jobs_at_once_all_get_their_answer():
     right: list[int] = []
 
     def job(number: int) -> None:
-        if once(pool, number):
+        if run_honest_job(pool, number):
             right.append(number)
 
     size = threading.stack_size(256 << 10)
     try:
         with Pool(workers=2) as pool:
-            assert all(once(pool, number) for number in range(60))
-            before = held(pool)
+            assert all(run_honest_job(pool, number) for number in range(60))
+            before = count_resources(pool)
             threads = [threading.Thread(target=job, args=(number,)) for number in range(10_000)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             assert len(right) == 10_000
-            assert held(pool) == before
+            assert count_resources(pool) == before
     finally:
         threading.stack_size(size)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,22 +165,31 @@ def test_a_client_that_leaves_a_stream_frees_its_row(site, client):
     client.chat.completions.create(**HELLO)
 
 
+@contextmanager
+def nan_weights(norms):
+    """Fill the weights of modules with NaN, and restore them, however the body ends: the arms are of the whole file."""
+    saved_weights = [norm.weight.detach().clone() for norm in norms]
+    try:
+        with torch.no_grad():
+            for norm in norms:
+                norm.weight.fill_(torch.nan)
+        yield
+    finally:
+        with torch.no_grad():
+            for norm, weight in zip(norms, saved_weights, strict=True):
+                norm.weight.copy_(weight)
+
+
 def test_an_arm_that_fails_in_mid_response_is_an_error_in_the_stream(site, client):
     streams = [client.chat.completions.create(**LONG, stream=True) for _ in range(2)]
     parts = [iter(stream) for stream in streams]
     for part in parts:
         next(part)
     norms = [arm.bundle.policies["lm"].lm.model.norm for arm in site.app.service.endpoints.routers["exp"].arms.values()]
-    saved_weights = [norm.weight.detach().clone() for norm in norms]
-    with torch.no_grad():
-        for norm in norms:
-            norm.weight.fill_(torch.nan)
-    for part in parts:
-        with pytest.raises(openai.APIError, match="failed in mid-response"):
-            list(part)
-    with torch.no_grad():
-        for norm, weight in zip(norms, saved_weights, strict=True):
-            norm.weight.copy_(weight)
+    with nan_weights(norms):
+        for part in parts:
+            with pytest.raises(openai.APIError, match="failed in mid-response"):
+                list(part)
     client.chat.completions.create(**HELLO)
 
 

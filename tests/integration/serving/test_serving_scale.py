@@ -15,6 +15,7 @@ from servers.installed import need
 from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
 
+from marl_ray.cluster.local_ray import free_port
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = [
@@ -43,12 +44,12 @@ def eventually(measure: Callable[[], Any], predicate: Callable[[Any], bool], dea
     return last
 
 
-def running() -> int:
+def count_running() -> int:
     """Replicas of the gateway that take requests."""
     return serve.status().applications["scaled"].deployments["Gateway"].replica_states.get("RUNNING", 0)
 
 
-def counted() -> dict[str, float]:
+def count_acts() -> dict[str, float]:
     """Replica -> acts that it answered with 200, as Prometheus scrapes them from the machine's metrics agent."""
     (node,) = [node for node in ray.nodes() if node["Alive"]]
     text = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30).text
@@ -75,24 +76,24 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_c
     application = {"name": "scaled", "route_prefix": "/", "import_path": "marl_ray.serving.app:build", "args": args}
     application["deployments"] = [{"name": "Gateway", "autoscaling_config": quick}]
     with httpx.Client() as client:
-        config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": 8917}}
+        config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": free_port()}}
         url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url).urls["scaled"]
         try:
             body = client.get(f"{url}/ready", timeout=30).json()
             assert body["ready"] and body["arms"] == {"exp": {"zero": "loaded", "one": "loaded"}}
-            assert running() == 1
+            assert count_running() == 1
             script = tmp_path / "act.lua"
             script.write_text(SCRIPT.replace("OBSERVATIONS", json.dumps(SEES)))
             command = ["wrk", "-t1", "-c32", f"-d{LOAD_S}", "--timeout", "10", "-s", str(script), f"{url}/v1/act"]
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            eventually(running, lambda count: count == 2, LOAD_S)
+            eventually(count_running, lambda count: count == 2, LOAD_S)
             out = load.communicate(timeout=LOAD_S + 30)[0]
             assert "Non-2xx" not in out and "Socket errors" not in out, out
             sent = int(re.search(r"(\d+) requests in", out)[1])
             # Both replicas answered, and each one's own count is scraped, all the time: what wrk has sent is their sum.
-            acts = eventually(counted, lambda counts: len(counts) == 2 and sum(counts.values()) >= sent, 60)
+            acts = eventually(count_acts, lambda counts: len(counts) == 2 and sum(counts.values()) >= sent, 60)
             assert min(acts.values()) > 0 and sum(acts.values()) <= sent + 32  # those under way at the end
-            eventually(running, lambda count: count == 1, LULL_S + 60)
+            eventually(count_running, lambda count: count == 1, LULL_S + 60)
             assert client.get(f"{url}/ready", timeout=30).status_code == 200
         finally:
             undeploy(ray_cluster.dashboard_url)

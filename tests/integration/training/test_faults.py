@@ -224,7 +224,7 @@ def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
 
 
 @pytest.mark.slow
-def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by_the_next_workers(local):
+def test_the_next_workers_remove_a_folder_whose_removal_was_cut_short(local):
     run, place = reopened(local, "removed")
     Path(place.path, "checkpoint_00000002_0000000001000", "weights").mkdir(parents=True)
     assert local.begin(run, Start()).status == 0

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-def made(env_id: str, **kwargs: Any) -> BrowserGym:
+def make_browsergym(env_id: str, **kwargs: Any) -> BrowserGym:
     options = {"python": PYTHON, "variants": 1, "held_out": 2, "cost": ["calls"], **kwargs}
     env = make_env(EnvConfig(id=env_id, kwargs=options))
     assert isinstance(env, BrowserGym) and is_text(env)
@@ -39,7 +39,7 @@ def made(env_id: str, **kwargs: Any) -> BrowserGym:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[BrowserGym]:
-    env = made("browsergym/miniwob.click-test")
+    env = make_browsergym("browsergym/miniwob.click-test")
     yield env
     env.close()
 
@@ -68,7 +68,7 @@ def test_an_episode_is_seen_done_and_paid(env):
 
 
 def test_a_limit_ends_an_episode(env):
-    few = made("browsergym/miniwob.click-test", max_steps=1)
+    few = make_browsergym("browsergym/miniwob.click-test", max_steps=1)
     few.reset(options={"index": 0})
     few.step("noop()")
     assert (few.infos[AGENT]["ending"], few.infos[AGENT]["solved"]) == ("step_limit", False)
@@ -76,7 +76,7 @@ def test_a_limit_ends_an_episode(env):
 
 
 def test_a_family_of_tasks(env):
-    many = made("browsergym/miniwob.click-tab*", held_out=1)
+    many = make_browsergym("browsergym/miniwob.click-tab*", held_out=1)
     names = {task.prompt for task in many.test}
     assert {"browsergym/miniwob.click-tab", "browsergym/miniwob.click-tab-2-hard"} <= names
     assert all(name.startswith("browsergym/miniwob.click-tab") for name in names)
@@ -85,7 +85,9 @@ def test_a_family_of_tasks(env):
 
 @pytest.mark.parametrize("fault", ["hang", "crash", "unreachable"])
 def test_a_fault_ends_the_episode_and_the_next_one_works(env, fault):
-    broken = made("browsergym/openended" if fault == "unreachable" else "browsergym/miniwob.click-test", step_s=6.0)
+    broken = make_browsergym(
+        "browsergym/openended" if fault == "unreachable" else "browsergym/miniwob.click-test", step_s=6.0
+    )
     if fault == "unreachable":
         broken.kwargs = {"task_kwargs": {"start_url": "http://127.0.0.1:9/"}}
     broken.reset(options={"index": 0})

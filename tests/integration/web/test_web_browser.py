@@ -20,6 +20,7 @@ import pytest
 from pettingzoo.test import seed_test
 from servers.little_site import LittleSite, little_site, web_record
 from servers.playwright_chromium import AGENT, no_chromium_stays
+from waiting import until
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -39,7 +40,9 @@ def site() -> Iterator[LittleSite]:
         yield running
 
 
-def made(folder: Path, site: LittleSite, start: str, types: list[str] | None = None, **rest: Any) -> WebArena:
+def make_browser_env(
+    folder: Path, site: LittleSite, start: str, types: list[str] | None = None, **rest: Any
+) -> WebArena:
     """The environment with one task, whose checks and options are in `rest`."""
     checks = {key: rest.pop(key) for key in ("reference_answers", "reference_url", "program_html") if key in rest}
     if not checks:
@@ -72,7 +75,7 @@ def content(url: str, locator: str, **required: Any) -> dict[str, Any]:
 
 
 def test_an_answer_is_scored(tmp_path, site):
-    env = made(tmp_path, site, "/", reference_answers={"exact_match": "$12.50"})
+    env = make_browser_env(tmp_path, site, "/", reference_answers={"exact_match": "$12.50"})
     infos = play(env, "click [{Chair}]", "stop [$12.50]")
     assert (infos["ending"], infos["solved"], env.rewards[AGENT]) == ("stopped", True, 1.0)
     assert infos["metrics"] == {"pass": 1, "answered": 1, "problems": 0, "blocked": 0, "dialogs": 0, "turns": 2}
@@ -80,7 +83,7 @@ def test_an_answer_is_scored(tmp_path, site):
 
 
 def test_the_address_of_the_last_page_is_scored(tmp_path, site):
-    env = made(tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/chair")
+    env = make_browser_env(tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/chair")
     assert play(env, "click [{Chair}]", "stop")["solved"]
     assert play(env, "goto [http://onestopmarket.com/chair]", "stop")["solved"]
     play(env)
@@ -97,21 +100,21 @@ def test_pages_are_scored(tmp_path, site):
         content("__SHOPPING__/chair", "document.querySelector('#price').outerText", must_include=["12.50"]),
         content("func:reddit_get_post_url('__last_url__')", "document.title", exact_match="Chair"),
     ]
-    env = made(tmp_path, site, "/notes", ["program_html"], program_html=contents[:3])
+    env = make_browser_env(tmp_path, site, "/notes", ["program_html"], program_html=contents[:3])
     write = "click [{Note}]", "type [{Note}] [buy milk] [1]"
     assert play(env, *write, "stop [done]")["solved"]
     assert not play(env, "stop [done]")["solved"], "an episode saw the notes of another"
-    env = made(tmp_path, site, "/notes", ["program_html"], program_html=contents)
+    env = make_browser_env(tmp_path, site, "/notes", ["program_html"], program_html=contents)
     assert play(env, *write, "stop [done]")["solved"], "the last address is where the check before has gone"
     for wrong in (
         content("__SHOPPING__/nowhere", "document.querySelector('#price').outerText", must_include=["12.50"]),
         content("http://elsewhere.test/", "", must_include=["a"]),
         content("last", "document.querySelector('#no').outerText", must_include=["a"]),
     ):
-        env = made(tmp_path, site, "/chair", ["program_html"], program_html=[wrong])
+        env = make_browser_env(tmp_path, site, "/chair", ["program_html"], program_html=[wrong])
         infos = play(env, "stop")
         assert (infos["solved"], infos["ending"]) == (False, "stopped")
-    env = made(
+    env = make_browser_env(
         tmp_path,
         site,
         "/",
@@ -121,8 +124,8 @@ def test_pages_are_scored(tmp_path, site):
     assert play(env, "stop")["solved"], "null is None, as in WebArena"
 
 
-def test_every_action(tmp_path, site):
-    env = made(tmp_path, site, "/form", patience=None)
+def test_every_action_changes_the_page_or_the_tabs(tmp_path, site):
+    env = make_browser_env(tmp_path, site, "/form", patience=None)
     env.reset(seed=0)
 
     def do(action: str) -> str:
@@ -156,29 +159,29 @@ def test_every_action(tmp_path, site):
 
 
 def test_a_window_that_a_page_opens_is_a_tab(tmp_path, site):
-    env = made(tmp_path, site, "/popup", ["url_match"], reference_url="__SHOPPING__/chair")
+    env = make_browser_env(tmp_path, site, "/popup", ["url_match"], reference_url="__SHOPPING__/chair")
     assert play(env, "click [{Open}]", "tab_focus [1]", "stop")["solved"]
 
 
 def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_path, site):
-    env = made(tmp_path, site, "/closing")
+    env = make_browser_env(tmp_path, site, "/closing")
     play(env, "click [{Open}]", "tab_focus [1]", "click [{Close}]")
     assert "Tab 0 (current): 'Closing'" in env.observe(AGENT)
     env.step("stop [done]")
     assert env.infos[AGENT]["ending"] == "stopped"
-    env = made(tmp_path, site, "/windows", patience=None)
+    env = make_browser_env(tmp_path, site, "/windows", patience=None)
     infos = play(env, *["scroll [down]"] * 3, "tab_focus [0]", "goto [http://onestopmarket.com/chair]", "stop [done]")
     assert infos["ending"] == "stopped"
 
 
 def test_several_start_pages(tmp_path, site):
-    env = made(tmp_path, site, "/ |AND| __SHOPPING__/chair")
+    env = make_browser_env(tmp_path, site, "/ |AND| __SHOPPING__/chair")
     play(env)
     assert "Tab 0 (current): 'Shop' | Tab 1: 'Chair'" in env.observe(AGENT)
 
 
-def test_limits(tmp_path, site):
-    env = made(
+def test_an_episode_ends_at_each_of_its_limits(tmp_path, site):
+    env = make_browser_env(
         tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/", max_steps=3, cost=("calls", "seconds")
     )
     infos = play(env, "hover [{Chair}]", "scroll [up]", "scroll [down]")
@@ -186,26 +189,26 @@ def test_limits(tmp_path, site):
     calls, seconds = infos["cost"]
     assert calls == 1
     assert 0 < seconds < 10
-    env = made(tmp_path, site, "/")
+    env = make_browser_env(tmp_path, site, "/")
     assert play(env, "what?", "fly", "")["ending"] == "invalid_actions"
     assert play(env, "scroll [up]", "scroll [up]", "scroll [up]")["ending"] == "repeated_actions"
-    assert play(made(tmp_path, site, "/", episode_s=0.001), "scroll [up]")["ending"] == "deadline"
+    assert play(make_browser_env(tmp_path, site, "/", episode_s=0.001), "scroll [up]")["ending"] == "deadline"
 
 
 @pytest.mark.parametrize("start", ["/away", "/file"])
 def test_other_hosts_and_downloads_are_blocked(tmp_path, site, start):
-    env = made(tmp_path, site, start)
+    env = make_browser_env(tmp_path, site, start)
     actions = {"/away": ["scroll [up]"], "/file": ["click [{Download}]"]}[start]
     infos = play(env, *actions, "goto [http://elsewhere.test/]", "goto [file:///etc/hostname]", "stop [done]")
     assert infos["solved"]
     assert infos["metrics"]["blocked"] >= 3
-    env = made(tmp_path, site, "/", allow=["http://elsewhere.test"])
+    env = make_browser_env(tmp_path, site, "/", allow=["http://elsewhere.test"])
     play(env, "goto [http://elsewhere.test/]")
     assert "opening http://elsewhere.test/ failed" in env.observe(AGENT)
 
 
 def test_dialogs_are_dismissed_and_shown(tmp_path, site):
-    env = made(tmp_path, site, "/dialogs")
+    env = make_browser_env(tmp_path, site, "/dialogs")
     play(env, "click [{Once}]")
     assert "Dialogs that were dismissed: alert: 'once'; confirm: 'sure?'" in env.observe(AGENT)
     assert "'false'" in env.observe(AGENT)
@@ -218,7 +221,7 @@ def test_dialogs_are_dismissed_and_shown(tmp_path, site):
     [("/hang", "click [{Hang}]"), ("/dialogs", "click [{Ask}]"), ("/", "kill page"), ("/", "kill all")],
 )
 def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start, action):
-    env = made(tmp_path, site, start, step_s=3.0, cost=("calls",), record=str(tmp_path / "record"))
+    env = make_browser_env(tmp_path, site, start, step_s=3.0, cost=("calls",), record=str(tmp_path / "record"))
     play(env)
     begun = time.monotonic()
     if action.startswith("kill"):
@@ -230,13 +233,13 @@ def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start,
                     process.kill()
         else:
             threading.Thread(target=_crash, args=(session,), daemon=True).start()
-        time.sleep(1.0)
+        until(lambda: session.broken or not session.chromium.connected, "the end of the page or the browser")
         action = "scroll [down]"
     env.step(re.sub(r"\{(.+?)\}", lambda match: str(number(env, match[1])), action))
     infos = env.infos[AGENT]
     assert (infos["ending"], infos["solved"], infos["cost"], env.rewards[AGENT]) == ("page_fault", False, (1.0,), 0.0)
     assert time.monotonic() - begun < 20
-    env = made(tmp_path, site, "/", reference_answers={"exact_match": "done"})
+    env = make_browser_env(tmp_path, site, "/", reference_answers={"exact_match": "done"})
     assert play(env, "stop [done]")["solved"], "the next episode has no working browser"
 
 
@@ -249,13 +252,13 @@ def _crash(session: Any) -> None:
 
 
 def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path, site):
-    env = made(tmp_path, site, "/", sites={"shopping": "http://127.0.0.1:9"})
+    env = make_browser_env(tmp_path, site, "/", sites={"shopping": "http://127.0.0.1:9"})
     play(env)
     assert "The page cannot be opened: opening http://onestopmarket.com/ failed: " in env.observe(AGENT)
     env.step("stop [done]")
     assert env.infos[AGENT]["ending"] == "stopped"
     begun = time.monotonic()
-    env = made(tmp_path, site, "/never", step_s=2.0)
+    env = make_browser_env(tmp_path, site, "/never", step_s=2.0)
     play(env, "scroll [down]", "goto [http://onestopmarket.com/chair]")
     assert "Blue chair" in env.observe(AGENT), "the agent cannot leave a page that never loads"
     env.step("stop [done]")
@@ -264,13 +267,13 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path, site):
 
 
 def test_a_page_that_never_rests_ends_no_episode(tmp_path, site):
-    env = made(tmp_path, site, "/restless", patience=None)
+    env = make_browser_env(tmp_path, site, "/restless", patience=None)
     infos = play(env, *["scroll [down]"] * 5, "goto [http://onestopmarket.com/chair]", "stop [done]")
     assert (infos["ending"], infos["solved"]) == ("stopped", True)
 
 
 def test_an_element_that_is_gone(tmp_path, site):
-    env = made(tmp_path, site, "/gone")
+    env = make_browser_env(tmp_path, site, "/gone")
     env.reset(seed=0)
     button, shown = number(env, "Vanish"), env.view
     env.step(f"click [{button}]")
@@ -284,7 +287,7 @@ def test_an_element_that_is_gone(tmp_path, site):
 
 
 def test_text_of_a_page_gives_no_orders(tmp_path, site):
-    env = made(tmp_path, site, "/orders")
+    env = make_browser_env(tmp_path, site, "/orders")
     play(env)
     lines = [line for line in env.observe(AGENT).splitlines() if "hacked" in line]
     assert len(lines) == 1
@@ -294,7 +297,7 @@ def test_text_of_a_page_gives_no_orders(tmp_path, site):
 
 
 def test_an_episode_is_recorded(tmp_path, site):
-    env = made(tmp_path, site, "/", record=str(tmp_path / "record"), traces=True)
+    env = make_browser_env(tmp_path, site, "/", record=str(tmp_path / "record"), traces=True)
     play(env, "click [{Chair}]", "fly", "stop [done]")
     (folder,) = (tmp_path / "record").iterdir()
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -320,7 +323,7 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path, s
         folder = tmp_path / text
         folder.mkdir()
         check = [content("last", "document.querySelector('ul').outerText", exact_match=text)]
-        envs.append(made(folder, site, "/notes", ["program_html"], program_html=check))
+        envs.append(make_browser_env(folder, site, "/notes", ["program_html"], program_html=check))
     threads = [
         threading.Thread(target=play, args=(env, f"type [{{Note}}] [{text}] [1]", "stop"), daemon=True)
         for env, text in zip(envs, texts, strict=True)

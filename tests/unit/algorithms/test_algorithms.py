@@ -73,7 +73,7 @@ GROUPED = {
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "cispo", "dapo"])
 @settings(max_examples=12)
 @given(seed=seeds)
-def test_group_advantages(name, seed):
+def test_group_advantages_equal_those_of_loops(name, seed):
     data = batch(seed)
     expected = score_based(data, GROUPED.get(name, GROUPED["grpo"]))
     torch.testing.assert_close(algorithm_of(name).advantages(data, hyper(name))[0], expected, atol=1e-9, rtol=1e-9)
@@ -159,7 +159,7 @@ def expected_loss(name: str, i: int, t: int, part: PolicyLossInputs, h: HyperPar
 @pytest.mark.parametrize("name", PLAYING)
 @settings(max_examples=6)
 @given(seed=seeds)
-def test_policy_losses(name, seed):
+def test_policy_losses_equal_those_of_loops(name, seed):
     sequence = {"ratio_level": "sequence", "aggregation": "seq-mean-token-mean"}
     for more in [{}, sequence] if name == "rloo" else [{}]:
         data, h = batch(seed), hyper(name, **more)

@@ -236,7 +236,7 @@ def test_groups_of_workers_divide_the_workers():
     )
 
 
-def test_frozen_policies():
+def test_a_frozen_policy_needs_a_bundle_beside_one_that_learns():
     assert "team.a: frozen: true needs `bundle`" in refusal(team={"a": {"frozen": True}})
     frozen = {"frozen": True, "bundle": "/b"}
     assert "every policy is frozen" in refusal(team={"a": frozen, "b": frozen})
@@ -248,7 +248,7 @@ def test_minibatches_fit_the_horizon():
     assert message in refusal("train.horizon=8", team={"a": {"hyper": {"minibatches": 9}}})
 
 
-def test_policy_of():
+def test_every_agent_has_one_policy_by_its_pattern():
     config = run(team={"chiefs": {"agents": ["agent_0"]}, "others": {"agents": ["agent_*"]}})
     assert config.policy_of(["agent_0", "agent_1"]) == {"agent_0": "chiefs", "agent_1": "others"}
     with pytest.raises(ValueError, match=r"no policy plays agent 'x' \(agents: agent_0, x\)"):
@@ -280,7 +280,7 @@ def test_a_key_that_is_not_read_names_the_command_that_lists_the_others():
     )
 
 
-def test_gateway():
+def test_a_gateways_config_names_what_is_wrong_in_it():
     arms = {"a": {"bundle": "/a"}, "b": {"bundle": "/b", "weight": 0}}
     experiment = {"name": "e", "arms": arms}
     assert parse_config(GatewayConfig, {"experiments": [experiment]}).experiments[0].arms["b"].weight == 0

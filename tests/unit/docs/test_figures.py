@@ -1,9 +1,10 @@
-"""A section that links results of benchmarks has their figures.
+"""A section that links results of benchmarks has their figures, and a result names the machine of its record.
 
 A number of four digits or more, or with a decimal point, occurs in a linked result, or is one of its numbers rounded.
 What was measured and is not stored has a date.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -35,6 +36,25 @@ UNMEASURED: dict[tuple[str, str], list[float]] = {
     ("benchmarks/README.md", "compiled_peers.py: what is compared"): [54_700, 126_200],
 }
 """(page, heading) -> figures of the section that no stored result has."""
+
+
+MACHINE = {"cpu", "cores", "python"}
+"""Keys that `benchmarks.records.machine` sets besides the versions of packages."""
+WITHOUT_MACHINE = {
+    *(
+        "checkpoint",
+        "commands",
+        "evalplus",
+        "judge_agreement",
+        "memory_plan",
+        "rewards",
+        "sandbox",
+        "sweep",
+        "trackers",
+    ),
+    *("experiments", "scale", "web_latency"),
+}
+"""Results that were recorded before their scripts stored these keys; who records one again takes it out."""
 
 
 def sections(page: Path) -> dict[str, str]:
@@ -140,3 +160,21 @@ def test_figures_without_a_source_are_refused(heading, text):
 )
 def test_a_figure_is_a_number_of_the_result_or_one_of_its_numbers_rounded(text, wrong):
     assert unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong
+
+
+def names_machine(result) -> bool:
+    """Return True if a result, or each part of it that is recorded alone, names its machine."""
+    parts = [result] if "machine" in result else list(result.values()) if isinstance(result, dict) else [{}]
+    machines = [part.get("machine") if isinstance(part, dict) else None for part in parts]
+    return all(isinstance(machine, dict) and machine.keys() >= MACHINE for machine in machines)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_names_its_machine(path):
+    assert names_machine(json.loads(path.read_text())) == (path.stem not in WITHOUT_MACHINE)
+
+
+def test_every_script_that_writes_results_asks_for_the_machine():
+    texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")}
+    writers = {name for name, text in texts.items() if re.search(r"records import.*\b(RESULTS|store)\b", text)}
+    assert {name for name in writers if "machine(" not in texts[name]} == {"recipe_page"}  # which reads a result

@@ -28,7 +28,7 @@ def test_ids_are_the_packages():
 
 
 @pytest.mark.parametrize("name", ["Counter", "Turns"])
-def test_user_environments(name):
+def test_environments_of_users_play_to_their_end(name):
     env = build(f"sample_envs:{name}", length=2)
     observations, _ = env.reset(seed=0)
     assert observations == {"a": 0, "b": 0}

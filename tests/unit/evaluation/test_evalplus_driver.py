@@ -98,7 +98,7 @@ def test_what_is_near(output, want, close):
         ("check_str", ["a"], False, True, False),
     ],
 )
-def test_special_oracles(name, given_to, output, want, right):
+def test_special_oracles_judge_their_tasks(name, given_to, output, want, right):
     assert same(name, given_to, output, want, 0.0) is right
 
 

@@ -153,7 +153,7 @@ def test_the_greatest_numbers_of_a_run_have_streams_of_their_own():
     assert last_block < 1 << BLOCK_BITS  # at which the second set of starts begins
 
 
-def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_workers_it_spans():
+def test_an_episode_over_batches_and_workers_knows_its_start_and_all_its_decisions():
     team = {"first": player(agents=("a",)), "second": player(agents=("b",))}
     agents = {"first": ["a"], "second": ["b"]}
     # Batches of 4 steps; an episode has 6, in the first 3 of which agent b plays too.

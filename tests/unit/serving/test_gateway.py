@@ -215,9 +215,7 @@ def session_of(app, arm):
     return next(f"s{i}" for i in range(99) if table.assign(f"s{i}").arm == arm)
 
 
-async def test_a_treatment_whose_pass_fails_is_answered_for_by_the_control_and_the_next_pass_is_its_own(
-    config, monkeypatch
-):
+async def test_the_control_answers_for_a_treatment_only_in_the_pass_that_fails(config, monkeypatch):
     async with serving(config) as (client, app):
         session = session_of(app, "four")
         fail_passes(monkeypatch, 1)

@@ -119,7 +119,7 @@ def test_a_retry_starts_what_failed_and_refuses_again_what_still_can_never_run()
 
 
 @pytest.mark.parametrize("keys", [{}, ASHA])
-def test_a_trial_that_has_begun_is_refused_where_the_sweep_continues_on_a_cluster_that_is_too_small(keys):
+def test_a_begun_trial_is_refused_where_the_sweep_continues_on_a_small_cluster(keys):
     bench = Bench(config_of(3, **keys), lambda values, steps: -by_lr(values, steps)).run(slots=1, most=len(keys))
     begun = bench.records.trials[0] if keys else bench.plan.next_trial()
     assert (begun.number, begun.state, begun.legs) == (0, "waiting" if keys else "running", 1)

@@ -201,9 +201,7 @@ def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_p
     assert with_gateway(gateway_config(bundles, database, weights=(1.0, 0.0)), arms) == first  # nobody's tables agree
 
 
-async def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_are_looked_up_together(
-    bundles, tmp_path
-):
+async def test_after_a_change_of_weights_only_sessions_that_may_move_are_looked_up(bundles, tmp_path):
     database = tmp_path / "experiments.db"
 
     def lookups(statements):

@@ -87,7 +87,7 @@ def test_the_same_holds_for_experiments_that_were_created_over_http(folder):
             made = await client.post("/v1/experiments", json=experiment(folder) | {"reason": "new"})
             assert made.status_code == 201, made.text
 
-    async def again() -> set[str]:
+    async def assign_again() -> set[str]:
         async with serving(config) as (client, app):
             client.headers.update(bearer("ops"))
             assert app.service.endpoints.routers["exp"].arms.keys() == {"one"}  # before the first request
@@ -96,7 +96,7 @@ def test_the_same_holds_for_experiments_that_were_created_over_http(folder):
     asyncio.run(create())
     end(folder, "exp", Action.PROMOTE, "one")
     shutil.rmtree(folder / "zero")
-    assert asyncio.run(again()) == {"one"}
+    assert asyncio.run(assign_again()) == {"one"}
 
 
 def test_the_control_answers_for_a_live_arm_whose_bundle_is_gone_and_the_log_says_so_once(folder, caplog):
@@ -189,7 +189,7 @@ async def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes
     looks: list[float] = []
     look = EvidenceStore.look
 
-    def counted(evidence: EvidenceStore, record: Any, *more: Any, **named: Any) -> Any:
+    def look_and_count(evidence: EvidenceStore, record: Any, *more: Any, **named: Any) -> Any:
         looks.extend([now] if record.name == "exp" else [])
         return look(evidence, record, *more, **named)
 
@@ -205,7 +205,7 @@ async def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes
         app.service.exposures.flush()
         end(folder, "exp", Action.PROMOTE, "one")
         follower.poll()
-        monkeypatch.setattr(EvidenceStore, "look", counted)
+        monkeypatch.setattr(EvidenceStore, "look", look_and_count)
         monkeypatch.setattr(follower.evidence, "winners_at", math.inf)
         started = now
         for _ in range(30):

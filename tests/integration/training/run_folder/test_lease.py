@@ -19,6 +19,7 @@ import pytest
 from pyarrow import fs
 from servers.object_store import object_store
 from toy_runs.runs import config
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files import exclusive_file
@@ -192,11 +193,13 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeyp
     with subprocess.Popen(command, text=True, **pipes) as other:
         try:
             assert other.stdout.readline() == "owned\n"
-            time.sleep(1.5)
+            first = read_owner(*local)
+            assert first is not None
+            until(lambda: (now := read_owner(*local)) is not None and now.at > first.at + owners.LOST_S, "a late beat")
             with pytest.raises(MarlRayError, match=f"is owned by process {other.pid}"):
                 Lease(*local, whose=RUN).__enter__()
             other.send_signal(signal.SIGSTOP)
-            time.sleep(1.2)
+            until(lambda: (now := read_owner(*local)) is not None and not now.is_alive(time.time()), "the loss")
             with Lease(*local, whose=RUN) as lease:
                 assert lease.number == 2
                 other.send_signal(signal.SIGCONT)

@@ -174,7 +174,7 @@ def test_groups_must_divide_the_gpus():
         memory_plan(run_of().model_copy(update={"resources": need}), 4)
 
 
-def test_a_plan_takes_a_folder_whose_config_names_tokens_beyond_those_of_the_tokenizer_that_plans(tmp_path):
+def test_a_plan_takes_a_folder_with_more_tokens_than_the_planning_tokenizer(tmp_path):
     """The config of every large model does."""
     LlamaConfig(**TINY.to_dict() | {"vocab_size": 1024, "eos_token_id": 1000}).save_pretrained(tmp_path)
     assert memory_plan(run_of(path=str(tmp_path), context=32), 2).weights > 0

@@ -51,19 +51,19 @@ def rows_of(run: RunConfig) -> list[dict[str, float]]:
     return read_metrics(fs.LocalFileSystem(), f"{run.storage}/{run.name}")
 
 
-def in_mlflow(run: RunConfig) -> list[int]:
+def read_mlflow(run: RunConfig) -> list[int]:
     """The iterations that MLflow has, with doubles."""
     run_id = record_of(run)["mlflow_run_id"]
     return [int(point.value) for point in MlflowRun(run, run_id).client.get_metric_history(run_id, "iteration")]
 
 
-def in_tensorboard(run: RunConfig) -> list[int]:
+def read_tensorboard(run: RunConfig) -> list[int]:
     """The iterations that TensorBoard shows, with doubles."""
     events = EventAccumulator(f"{run.storage}/{run.name}/tensorboard").Reload()
     return [int(event.value) for event in events.Scalars("iteration")]
 
 
-def when(run: RunConfig, rows: int, deadline_s: float = 120) -> None:
+def wait_for_rows(run: RunConfig, rows: int, deadline_s: float = 120) -> None:
     """Wait until the run has this many rows."""
     deadline = time.monotonic() + deadline_s
     path = Path(run.storage, run.name, "metrics.jsonl")
@@ -80,7 +80,7 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     env = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path / "died"}", "at": 65}}}}'
     keys = (f"storage={tmp_path}", "tracking.progress=false", f"tracking.uri={server.uri}", "train.total_steps=960")
     run = config(*keys, env, ALSO, "evaluation.episodes=2", "checkpoint.every=3")
-    killer = threading.Thread(target=lambda: (when(run, 8), server.kill()))
+    killer = threading.Thread(target=lambda: (wait_for_rows(run, 8), server.kill()))
     killer.start()
     result = train(run)
     killer.join()
@@ -97,14 +97,14 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     (waiting,) = re.findall(r"toy: (\d+) rows are not in mlflow yet \(", printed)
     assert int(waiting) == 31 - read_mark(fs.LocalFileSystem(), f"{tmp_path}/toy", MLFLOW).rows > 0
     assert "Traceback" not in printed
-    assert in_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
+    assert read_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
 
     server.start()
     (tmp_path / "room").touch()
     again = train(run)
     assert again.model == "models:/toy/1" and not again.trained
-    assert in_mlflow(run) == taken(tmp_path, "Full") == every
-    assert in_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
+    assert read_mlflow(run) == taken(tmp_path, "Full") == every
+    assert read_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
     client = MlflowRun(run, result.run_id).client
     assert client.get_run(result.run_id).info.status == "FINISHED"
     assert [file.path for file in client.list_artifacts(result.run_id)] == ["bundles", "return.png"]
@@ -159,14 +159,14 @@ def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster
     for rows in (8, 30):
         process = subprocess.Popen(command, env=environment)
         try:
-            when(run, rows)
+            wait_for_rows(run, rows)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait(30)
     subprocess.run(command, env=environment, check=True, timeout=240)
     every = [iteration_of(row) for row in rows_of(run)]
     assert every == list(range(61))
-    assert in_mlflow(run) == in_tensorboard(run) == taken(tmp_path, "Lines") == every
+    assert read_mlflow(run) == read_tensorboard(run) == taken(tmp_path, "Lines") == every
     calm = timeless(trained(str(tmp_path / "calm"), *keys))
     left_out = {"timestamp", *(key for row in rows_of(run) for key in row if key.startswith("system/"))}
     rows = [{key: value for key, value in row.items() if key not in left_out} for row in timeless(rows_of(run))]

@@ -123,7 +123,7 @@ BUILDERS["CartPole"] = partial(single_agent, "CartPole-v1")
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
-def test_pettingzoo_contract(build):
+def test_budget_environments_keep_pettingzoos_contract(build):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # style advice of the tests; failures are assertions
         parallel_api_test(build(), num_cycles=600)
@@ -161,7 +161,7 @@ def test_an_episode_of_the_chain(workers, observe_budget):
 
 
 @pytest.mark.parametrize("effort", range(3))
-def test_success_rates(effort):
+def test_an_effort_succeeds_as_often_as_it_says(effort):
     env = BudgetDag()
     rewards = []
     for seed in range(1500):
@@ -181,12 +181,12 @@ def test_overspending_stays_in_the_space():
 
 
 @pytest.mark.parametrize("kwargs", [{"workers": 0}, {"workers": 9}, {"budget": 0.0}, {"budget": float("inf")}])
-def test_senseless_arguments(kwargs):
+def test_senseless_arguments_are_named(kwargs):
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         BudgetDag(**kwargs)
 
 
-def test_known_optima():
+def test_the_optima_are_the_known_ones():
     assert best_expected_reward(30) == pytest.approx(6.528571, abs=1e-6)
     assert best_capped_reward(30) == pytest.approx(6.4)
     assert [best_constant_reward(budget) for budget in (8, 30, 79, 80)] == pytest.approx([4.8, 6.4, 6.4, 7.6])

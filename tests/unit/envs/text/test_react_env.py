@@ -52,7 +52,7 @@ def test_it_is_played_as_pettingzoo_says():
         assert (env.agents, turns) == ([], 4)
 
 
-def test_an_episode():
+def test_an_episode_shows_observations_of_a_search():
     env = React(OFFLINE, kinds=["fact"], agent="seeker", cost=["calls", "tokens"])
     env.reset(options={"index": 3})
     first = env.observe("seeker")

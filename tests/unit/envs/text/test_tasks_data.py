@@ -36,13 +36,13 @@ def written(tmp_path: Path, lines: list[object], name: str = "data.jsonl") -> st
     return str(path)
 
 
-def test_mathematics(tmp_path):
+def test_a_line_is_a_task_of_mathematics(tmp_path):
     full = {"prompt": "a", "answer": 0.5, "solution": "half, so 0.5", "task_id": "x", "level": 3}
     tasks = read_math(written(tmp_path, [SUM, "", full]))
     assert tasks == (MathTask("0", "1+1=", "2"), MathTask("x", "a", "0.5", "half, so 0.5", 3.0))
 
 
-def test_code(tmp_path):
+def test_a_line_is_a_task_of_code(tmp_path):
     tasks = read_code(written(tmp_path, [ADD, DOUBLE]))
     assert tasks[0] == StaticProgramTask("add", ADD["prompt"], ADDED, 2.0)
     assert tasks[1] == StaticProgramTask("double", "Double.", CodeTask((StdioTest(b"2", b"4"),)))

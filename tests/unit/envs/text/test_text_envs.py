@@ -77,7 +77,7 @@ def prompts(env: Any, indices: Any, split: str = "train", seed: int | None = Non
 
 
 @pytest.mark.parametrize("make", [Echo, lambda: Echo(cost=["tokens"]), MathTasks])
-def test_pettingzoo_contract(make, monkeypatch):
+def test_environments_of_texts_keep_pettingzoos_contract(make, monkeypatch):
     # This one check of the package reads `dtype` of observations, which a str has not.
     module = sys.modules["pettingzoo.test.api_test"]
     monkeypatch.setattr(module, "_test_observation_space_compatibility", lambda *_, **__: None)
@@ -86,7 +86,7 @@ def test_pettingzoo_contract(make, monkeypatch):
         api_test(make(), num_cycles=50)
 
 
-def test_an_episode():
+def test_agents_of_an_episode_speak_in_turn():
     env = Echo(cost=["tokens", "calls", "seconds"])
     env.reset(options={"index": 0})
     assert env.agent_selection == "speaker" and env.observe("speaker").startswith("task ")

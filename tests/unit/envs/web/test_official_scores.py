@@ -30,7 +30,7 @@ CLEAN = [
 
 
 @pytest.mark.parametrize(("text", "cleaned"), CLEAN)
-def test_clean(text, cleaned):
+def test_texts_are_cleaned_as_officially(text, cleaned):
     assert clean_text(text) == cleaned
 
 
@@ -48,7 +48,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("reference", "answer", "score"), EXACT)
-def test_exact_match(reference, answer, score):
+def test_exact_answers_score_as_officially(reference, answer, score):
     assert answer_score(AnswerCheck(exact=reference), answer, "", WordJudge()) == score
 
 
@@ -83,7 +83,7 @@ INCLUDE = [
 
 
 @pytest.mark.parametrize(("references", "answer", "score"), INCLUDE)
-def test_must_include(references, answer, score):
+def test_included_answers_score_as_officially(references, answer, score):
     assert answer_score(AnswerCheck(include=references), answer, "", WordJudge()) == score
 
 
@@ -114,7 +114,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize(("references", "address", "score"), ADDRESSES)
-def test_url_match(references, address, score):
+def test_addresses_score_as_officially(references, address, score):
     assert address_score(references, address) == score
 
 
@@ -133,7 +133,7 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize(("content", "text", "score"), CONTENTS)
-def test_program_html(content, text, score):
+def test_contents_of_pages_score_as_officially(content, text, score):
     assert content_score(content, text) == score
 
 
@@ -211,7 +211,7 @@ WORDS = [  # NLTK's own words
 
 
 @pytest.mark.parametrize(("text", "expected"), WORDS)
-def test_words(text, expected):
+def test_words_are_parted_as_officially(text, expected):
     assert words(text) == expected
 
 

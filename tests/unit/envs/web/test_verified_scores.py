@@ -75,7 +75,7 @@ def answer(data: Any, kind: str = "retrieve", status: str = "SUCCESS") -> str:
 
 
 @pytest.mark.parametrize(("schema", "expected", "data", "score"), DATA)
-def test_data(schema, expected, data, score):
+def test_data_of_an_answer_must_fit_the_schema(schema, expected, data, score):
     check = ResponseCheck("retrieve", "SUCCESS", expected, schema)
     assert response_score(check, answer(data)) == score
 

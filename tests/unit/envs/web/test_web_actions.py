@@ -80,11 +80,11 @@ def test_whatever_an_agent_writes_is_an_action_or_a_fault(text):
 @pytest.mark.parametrize(
     ("keys", "named"), [("ctrl+a", "Control+a"), ("Enter", "Enter"), ("+", "+"), ("f5", "F5"), ("x", "x")]
 )
-def test_keys(keys, named):
+def test_keys_get_playwrights_names(keys, named):
     assert playwright_keys(keys) == named
 
 
-def test_hosts():
+def test_hosts_have_their_ports():
     urls = ["http://shop.test/a", "https://shop.test", "http://127.0.0.1:9999"]
     assert hosts_of(urls) == {"shop.test:80", "shop.test:443", "127.0.0.1:9999"}
     with pytest.raises(ValueError, match=r"'shop\.test' is no address"):

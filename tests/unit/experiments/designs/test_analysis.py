@@ -27,7 +27,7 @@ from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.units import Exposure
 
 
-def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
+def draw_units(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
     """Treatment `b` is better by 0.3; `skill` explains most of the outcome; outcomes and shares drift by epoch."""
     rng = np.random.default_rng(seed)
     epoch = np.repeat(np.arange(1, epochs + 1), n // epochs)
@@ -41,7 +41,7 @@ def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
 
 
 def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
-    units = made()
+    units = draw_units()
     first, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
     (row,) = compare(units, ["outcome"], ["b"], "a", 0.1, "skill")
     oracle = stats.ttest_ind(first, other, equal_var=False)
@@ -57,7 +57,7 @@ def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
 
 def test_epochs_are_compared_within_themselves():
     """The share of `b` rises while outcomes fall: pooled, the better arm looks worse."""
-    units = made(1_800, epochs=3)
+    units = draw_units(1_800, epochs=3)
     first, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
     assert first.mean() < other.mean()
     (row,) = compare(units, ["outcome"], ["b"], "a", 0.05, "skill")
@@ -66,7 +66,7 @@ def test_epochs_are_compared_within_themselves():
 
 
 def test_a_covariate_that_units_lack_leaves_their_outcomes_alone():
-    units = made()
+    units = draw_units()
     partly = dict(units.values) | {"skill": np.where(np.arange(900) % 3 == 0, math.nan, units.values["skill"])}
     (row,) = compare(Units(units.arms, units.epochs, partly), ["outcome"], ["b"], "a", 0.05, "skill")
     assert 0.25 < row.adjusted.removed < 0.6
@@ -74,7 +74,7 @@ def test_a_covariate_that_units_lack_leaves_their_outcomes_alone():
 
 
 def test_ratios_and_holm_over_everything():
-    rows = compare(made(), ["outcome", "errors/steps", "steps"], ["b"], "a", 0.05, None)
+    rows = compare(draw_units(), ["outcome", "errors/steps", "steps"], ["b"], "a", 0.05, None)
     ratio = next(row for row in rows if row.metric == "errors/steps")
     assert (ratio.treatment.mean, ratio.control.mean) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
     assert ratio.test.p_value < 1e-6
@@ -82,7 +82,7 @@ def test_ratios_and_holm_over_everything():
         assert row.test.p_value <= row.holm <= min(1, 3 * row.test.p_value) or row.holm >= ratio.holm
     for metric, covariate in (("nothing", None), ("unknown", None), ("outcome", "unknown"), ("errors/unknown", None)):
         with pytest.raises(MarlRayError, match=r"metric: no judged unit has .*expected one of errors, outcome"):
-            compare(made(), [metric], ["b"], "a", 0.05, covariate)
+            compare(draw_units(), [metric], ["b"], "a", 0.05, covariate)
 
 
 @pytest.mark.parametrize("effect", [0.3, 0.6])
@@ -120,7 +120,7 @@ def test_plans_of_bounded_and_of_tiny_effects():
 
 
 def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ratio():
-    units = made(epochs=2)
+    units = draw_units(epochs=2)
     steps = np.where(units.epochs == 1, 4.0, 0.0)
     both = Units(units.arms, units.epochs, {"errors": np.abs(units.values["outcome"]), "steps": steps})
     first = units.epochs == 1
@@ -275,6 +275,7 @@ def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
 
 def test_refusals_are_one_line(stored, capsys):
     stored.fill()
+    unexpected = []
     for words, message in (
         (("plan",), "--effect: expected a number"),
         (("plan", "--effect", "1"), "--sd: expected a number"),
@@ -289,4 +290,6 @@ def test_refusals_are_one_line(stored, capsys):
         (("analyse", "grid", "--database", "nonsense"), "database: expected"),
     ):
         status, _, err = run(capsys, *words)
-        assert status == 2 and message in err and err.count("\n") == 1, (words, err)
+        if status != 2 or message not in err or err.count("\n") != 1:
+            unexpected.append((words, status, err))
+    assert unexpected == []

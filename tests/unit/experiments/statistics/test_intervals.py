@@ -86,7 +86,7 @@ RUNS = 120
         (-math.inf, math.inf, Verdict.UNDECIDED),
     ],
 )
-def test_verdicts(low, high, expected):
+def test_an_interval_gives_its_verdict(low, high, expected):
     interval = Interval((low + high) / 2, low, high)
     assert verdict(interval, 0.02) is expected
 

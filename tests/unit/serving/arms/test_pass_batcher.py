@@ -54,9 +54,7 @@ async def actions_of(*arms: ArmBatcher) -> list[int]:
     return [int(answer["agent_0"][0]) for answer in answers]
 
 
-async def test_an_arm_that_joins_and_one_that_leaves_in_a_thread_share_passes_as_long_as_they_are_there(
-    of_actions, passes, shared
-):
+async def test_arms_that_join_and_leave_in_a_thread_share_passes_meanwhile(of_actions, passes, shared):
     first = ArmBatcher(of_actions["one"], passes)
     assert await actions_of(first) == [1]
     second = await asyncio.to_thread(ArmBatcher, of_actions["two"], passes)

@@ -144,10 +144,13 @@ WRONG = [
 
 async def test_wrong_requests_are_refused_in_the_protocols_words(config):
     async with serving(config) as (client, _):
+        unexpected = []
         for change, message in WRONG:
             answer = await client.post(INFER, json={"id": "s", "inputs": INPUTS} | change)
-            assert answer.status_code == 400 and answer.json().keys() == {"error"}, (change, answer.text)
-            assert message in answer.json()["error"], (change, answer.text)
+            body = answer.json()
+            if answer.status_code != 400 or body.keys() != {"error"} or message not in body["error"]:
+                unexpected.append((change, answer.text))
+        assert unexpected == []
         binary = await client.post(INFER, content=b"{}123", headers={"inference-header-content-length": "2"})
         assert binary.status_code == 400 and "binary data extension" in binary.json()["error"]
 

@@ -196,12 +196,20 @@ def test_an_epoch_without_the_control_proves_nothing(stores, clock):
     assert all(math.isfinite(bet.log_e) for bet in after.look.bets.values())
 
 
+@pytest.mark.parametrize("bounds", [[1, 1], [2, 1], [0], "0,1", [0, math.inf], [False, True]])
+def test_bounds_are_two_growing_finite_numbers(bounds):
+    assert "bounds: expected [low, high] with low < high" in refusal(bounds=bounds)
+
+
+@pytest.mark.parametrize(
+    "margin", ["2", "x%", "0%", "100%", -1, {"relative": 1.5}, {"relative": 0.1, "more": 1}, True, None, math.inf]
+)
+def test_a_margin_is_a_number_or_a_share(margin):
+    assert "margin: expected a number" in refusal(margin=margin)
+
+
 def test_what_configs_say_of_measures_is_checked():
     assert "bounds, winsorize: expected one of them" in refusal(bounds=[0, 1], winsorize=[0, 1])
-    for bad in ([1, 1], [2, 1], [0], "0,1", [0, math.inf], [False, True]):
-        assert "bounds: expected [low, high] with low < high" in refusal(bounds=bad)
-    for bad in ("2", "x%", "0%", "100%", -1, {"relative": 1.5}, {"relative": 0.1, "more": 1}, True, None, math.inf):
-        assert "margin: expected a number" in refusal(margin=bad)
     assert "margin: expected a number above 0" in refusal(margin=0)
     assert "needs a metric that is 0 or more" in refusal(margin="2%", bounds=[-1, 1])
     rail = {"name": "cost"}

@@ -1,6 +1,5 @@
 """Rollbacks, promotions and stages are told to another service: at least once, signed, and by one replica at a time."""
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -183,7 +182,8 @@ async def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, t
         first.service.follower.poll()
         await until_async(lambda: receiver.got)
         receiver.may_answer.set()
-        await asyncio.sleep(0.4)
+        later = time.time() + 3600  # when no claim of a sender holds any more
+        await until_async(lambda: not first.service.notices.due_changes(["exp"], 0.0, later), "a recorded delivery")
     assert receiver.in_time == [True], "the change waited for the answer"
     assert [json.loads(body)["arm"] for _, body in receiver.got] == ["four"]
 

@@ -66,7 +66,7 @@ def test_a_short_wait_is_not_said(cluster, tmp_path):
         watch = WorkerWatch(notes)
         watch.on_start_requested(1, {"CPU": 1.0})
         watch.on_started({0: "10.0.0.1"})
-        time.sleep(0.3)
+        until(lambda: not any("_say_again" in thread.name for thread in threading.enumerate()), "the end of the thread")
     assert lines == [] and not any(thread.name == "notes" for thread in threading.enumerate())
 
 

@@ -33,7 +33,7 @@ def reference_choice(logits: list[float], uniform: float, temperature: float, to
     st.sampled_from([1.0, 0.4, 3.0]),
     st.integers(0, 1000),
 )
-def test_drawing(words, top_k, top_p, temperature, stream):
+def test_tokens_are_drawn_as_a_slow_reference_draws(words, top_k, top_p, temperature, stream):
     logits = [number / 13 for number in words]
     uniforms = token_uniforms(0, [stream], 6)[0]
     rows = torch.tensor([logits] * 6)
