@@ -9,7 +9,7 @@ from typing import Protocol
 from marl_ray.evaluation.benchmarks import Problem
 from marl_ray.evaluation.data_files import SHORT_DIGEST
 from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
-from marl_ray.evaluation.scoring.results import open_results
+from marl_ray.evaluation.scoring.results import ResultKey, open_results
 from marl_ray.json_types import JsonObject
 from marl_ray.stored_files.temporary_files import replace_file
 
@@ -49,7 +49,7 @@ def write_samples(
     folder = out or Path("runs/evaluations", f"{facts['benchmark']}-{digest[:SHORT_DIGEST]}")
     jobs = [(problem, sample) for problem in problems for sample in range(request.num_samples)]
     with open_results(folder / WRITING_FOLDER, manifest) as written:
-        keys = [("sample", problem.task_id, sample) for problem, sample in jobs]
+        keys: list[ResultKey] = [("sample", problem.task_id, sample) for problem, sample in jobs]
         pending = [job for job, key in zip(jobs, keys, strict=True) if key not in written.rows]
         done = len(jobs) - len(pending)
         progress("answer", done, len(jobs))
