@@ -1,5 +1,7 @@
 """A check leaves torch's threads as they were: it also runs inside a user's tests."""
 
+from collections.abc import Generator
+
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ def test_the_suite_of_an_algorithm_gives_the_threads_back(monkeypatch):
 
 def test_a_check_of_an_engine_that_is_given_up_gives_the_threads_back():
     checked = engine.check("torch", {})
+    assert isinstance(checked, Generator)
     assert next(checked).failure is None
     assert torch.get_num_threads() == 1
     checked.close()

@@ -55,9 +55,9 @@ def _defaults(env_id: str) -> dict[str, Any]:
 def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
     """Return the constants that mpe2 builds into a world's agents and landmarks.
 
-    The numbers are those of `make_world` in the module that `config.id` names, such as mpe2/simple_tag/simple_tag.py:
-    `size`, `accel` and `max_speed` of agents and landmarks, and `dim_c` of the world. What it does not set has the default
-    of mpe2/_mpe_utils. They have no units.
+    Sizes, accelerations, greatest speeds and the number of words are those with which the scenario of an id makes its
+    world, such as in mpe2/simple_tag/simple_tag.py; what it does not set has the default of mpe2/_mpe_utils. They have no
+    units.
     """
     if kind == TAG:
         chasers, landmarks = kwargs["num_adversaries"], kwargs["num_obstacles"]

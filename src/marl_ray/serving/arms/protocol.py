@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AnyBundle: TypeAlias = "Bundle | TokenBundle | ExternalModel"
 ArraysByAgent = Mapping[str, np.ndarray]
-"""Agent -> its observation, checked by `Bundle.check`, or its action mask."""
+"""Agent -> its observation, parsed by `Bundle.parse_observation`, or its action mask."""
 Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
