@@ -86,13 +86,13 @@ PARTS = {
 }
 """Column of the table of memory -> the parts of a plan that it sums."""
 SWEEPS = {
-    "sweep_algorithms": "eight policy-gradient algorithms on a gridworld",
-    "sweep_gridworld": "thirteen of them, each agent with a policy of its own",
-    "sweep_constrained": "seven constrained algorithms on the task whose optima are known",
-    "sweep_tpe": "hyper-parameters of PPO on CartPole, which Optuna proposes",
-    "sweep_pbt": "a population of six on CartPole",
-    "sweep_language": "five algorithms that teach a small language model sums",
-    "sweep_qwen": "GRPO, RLOO and DAPO for Qwen2.5 3B with tools",
+    "sweeps/algorithms": "eight policy-gradient algorithms on a gridworld",
+    "sweeps/gridworld": "thirteen of them, each agent with a policy of its own",
+    "sweeps/constrained": "seven constrained algorithms on the task whose optima are known",
+    "sweeps/tpe": "hyper-parameters of PPO on CartPole, which Optuna proposes",
+    "sweeps/pbt": "a population of six on CartPole",
+    "sweeps/language": "five algorithms that teach a small language model sums",
+    "sweeps/qwen": "GRPO, RLOO and DAPO for Qwen2.5 3B with tools",
 }
 
 
@@ -210,7 +210,7 @@ def sweep_table(stored: dict[str, Any]) -> Iterator[str]:
     rows = {row["config"]: row for row in [_read_halving(), *stored["sweeps"]]}
     for name, compares in SWEEPS.items():
         if name not in rows:
-            never = "never run: it needs GPUs, as `qwen_react` does" if name == "sweep_qwen" else "not measured"
+            never = "never run: it needs GPUs, as `qwen_react` does" if name == "sweeps/qwen" else "not measured"
             yield f"| `{name}` | {compares} | | {never} | | |"
             continue
         row = rows[name]
@@ -227,7 +227,7 @@ def _read_halving() -> dict[str, Any]:
     sweep = _read_result("sweep")
     ((_, _, scores, _),) = [trial for trial in sweep["trials"] if trial[0] == sweep["halving_winner"]]
     winner = {"values": sweep["halving_winner"], "scores": {"score": statistics.mean(scores)}, "certainty": ""}
-    return {"config": "sweep_algorithms", "trials": {}, "seconds": sweep["halving_seconds"], "winner": winner}
+    return {"config": "sweeps/algorithms", "trials": {}, "seconds": sweep["halving_seconds"], "winner": winner}
 
 
 def draw(recipes: Sequence[Recipe], path: Path) -> None:

@@ -32,7 +32,7 @@ RUNS = {
 """Config -> the metric of its evaluations; those of small policies have stored tables of their own."""
 SERVED = {"served_texts": serve_texts}
 """Config -> what makes its `data`."""
-SWEEPS = ("sweep_algorithms", "sweep_gridworld", "sweep_constrained", "sweep_tpe", "sweep_pbt", "sweep_language")
+SWEEPS = ("sweeps/algorithms", "sweeps/gridworld", "sweeps/constrained", "sweeps/tpe", "sweeps/pbt", "sweeps/language")
 PLANS = {"qwen_coder_team": [4, 8], "qwen_react": [4, 8], "webarena_standard": [4, 8], "webarena_full": [8, 16]}
 """Config that needs GPUs -> numbers of them."""
 STORED = RESULTS / "recipes.json"

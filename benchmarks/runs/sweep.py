@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.runs.sweep                  # eight variants, three seeds, 50,000 steps each
     .venv/bin/python -m benchmarks.runs.sweep --steps 4096     # a quick look
 
-Measured in turn, on two CPUs: `jobs/configs/sweep_algorithms.yaml` with every variant run to its end; the same runs back to
+Measured in turn, on two CPUs: `jobs/configs/sweeps/algorithms.yaml` with every variant run to its end; the same runs back to
 back in one process, without Ray, MLflow or kept checkpoints; the sweep as shipped, with successive halving. The sweep's time
 begins before Ray starts and ends when the winner is registered. Writes `benchmarks/results/sweep.{json,md}`.
 """
@@ -24,7 +24,7 @@ from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
 from marl_ray.tuning.records import SweepRecords
 from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
-FILE = ROOT / "jobs/configs/sweep_algorithms.yaml"
+FILE = ROOT / "jobs/configs/sweeps/algorithms.yaml"
 CPUS = 2
 """Logical CPUs of the sweep's Ray."""
 SECONDS_GOAL, STEPS_GOAL = 1.25, 0.5

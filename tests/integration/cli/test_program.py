@@ -57,6 +57,6 @@ main(["--version"])
 
 
 def test_a_dry_run_of_a_sweep_is_a_document():
-    planned = marl_ray("sweep", "jobs/configs/sweep_gridworld.yaml", "--dry-run", "--json")
+    planned = marl_ray("sweep", "jobs/configs/sweeps/gridworld.yaml", "--dry-run", "--json")
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["seeds"]

@@ -18,7 +18,7 @@ from marl_ray.cli.documents.reference import command_page
 from marl_ray.cli.main import COMMANDS
 from marl_ray.config import SPECS
 
-RUN, SWEEP = "jobs/configs/multigrid_mappo.yaml", "jobs/configs/sweep_gridworld.yaml"
+RUN, SWEEP = "jobs/configs/multigrid_mappo.yaml", "jobs/configs/sweeps/gridworld.yaml"
 CLUSTER, SERVE = "cluster/configs/training.yaml", "serve/configs/gridworld.yaml"
 WITHOUT_DOCUMENT = {"runs logs", "cluster logs", "cluster local"}
 """Two print a log as it is, and one starts nodes and waits."""

@@ -320,7 +320,7 @@ def test_making_the_config_of_a_trial_is_pure(fixed, keys, random):
 
 
 def test_the_shipped_sweep_of_algorithms_gives_groups_only_to_those_that_compare_them():
-    config = load_sweep(Path(__file__).parents[3] / "jobs" / "configs" / "sweep_algorithms.yaml")
+    config = load_sweep(Path(__file__).parents[3] / "jobs" / "configs" / "sweeps" / "algorithms.yaml")
     sizes = {}
     for _ in range(2):
         for values in combinations(config):
