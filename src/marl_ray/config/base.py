@@ -106,7 +106,7 @@ def _whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def first_problem(error: ValidationError) -> str:
+def first_mistake(error: ValidationError) -> str:
     """Return the first problem that pydantic has found, as `FIELD: MESSAGE`.
 
     The field is a path with dots; it is left out where the problem is of the value as a whole.

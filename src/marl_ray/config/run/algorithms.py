@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import first_problem
+from marl_ray.config.base import first_mistake
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
@@ -107,7 +107,7 @@ class AlgorithmSpec:
             self.hyper.model_validate(dict(self.defaults))
         except ValidationError as error:
             missing = [detail["loc"][-1] for detail in error.errors() if detail["type"] == "missing"]
-            problem = f"{missing[0]}: every key needs a default" if missing else f"defaults: {first_problem(error)}"
+            problem = f"{missing[0]}: every key needs a default" if missing else f"defaults: {first_mistake(error)}"
             raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}") from error
 
     @property

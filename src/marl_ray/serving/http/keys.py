@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from pydantic import Field, ValidationError
 
 from marl_ray.config import read_yaml
-from marl_ray.config.base import Config, first_problem
+from marl_ray.config.base import Config, first_mistake
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.http.protocol import Request, RequestError
 
@@ -53,7 +53,7 @@ class Keys:
             except MarlRayError as error:
                 raise MarlRayError(f"api_keys: {error}") from error
             except ValidationError as error:
-                raise MarlRayError(f"api_keys: {path!r}: {first_problem(error)}") from error
+                raise MarlRayError(f"api_keys: {path!r}: {first_mistake(error)}") from error
 
     def check(self, request: Request, *permissions: Permission) -> str:
         """Return the name of the key in the request, which must have one of these scopes.
