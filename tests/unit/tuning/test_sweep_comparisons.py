@@ -23,7 +23,7 @@ from marl_ray.tuning.reporting.compare import (
     probability_of_improvement,
     winner_certainty,
 )
-from marl_ray.tuning.reporting.figures import curve_chart, draw_parallel_axes, format_number, strokes, ticks
+from marl_ray.tuning.reporting.figures import draw_curve_chart, draw_parallel_axes, format_number, strokes, ticks
 
 RETURN = MetricConfig(name="return", window=2)
 
@@ -175,13 +175,13 @@ def test_numbers_are_short(value, text):
 def test_drawings_stay_in_their_frames(tmp_path):
     curve = Curve(np.arange(1, 1001) * 50.0, np.random.default_rng(0).normal(size=(3, 1000)))
     flat = Curve(np.array([7.0]), np.zeros((3, 1)))
-    chart = curve_chart(strokes({"a": (curve, [100.0]), "b": (flat, [])}), 800, 300)
+    chart = draw_curve_chart(strokes({"a": (curve, [100.0]), "b": (flat, [])}), 800, 300)
     assert chart is not None
     for line in chart.lines:
         points = [tuple(map(float, pair.split())) for pair in re.split("[ML]", line.path)[1:]]
         assert len(points) <= 200
         assert all(chart.left <= x <= chart.right and chart.top <= y <= chart.bottom for x, y in points)
-    assert curve_chart({}, 800, 300) is None
+    assert draw_curve_chart({}, 800, 300) is None
     space = ToySweep(tmp_path).config.space
     trials = [("a", {"algorithm": "grpo", "train.group_size": 8, "hyper.lr": 0.01}, 1.0), ("b", {}, None)]
     drawing = draw_parallel_axes(space, trials, "return", "max", "a")

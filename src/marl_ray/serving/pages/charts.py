@@ -109,7 +109,9 @@ def evidence_share(e_value: float, alpha: float) -> float:
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
 
 
-def scaled_intervals(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, ScaledInterval]:
+def scale_arm_intervals(
+    intervals: Mapping[str, tuple[float, float, float]], margin: float
+) -> dict[str, ScaledInterval]:
     """Return arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
     marks = [0.0, -margin, *(value for interval in intervals.values() for value in interval)]
     low, size = min(marks), (max(marks) - min(marks)) or 1.0
@@ -122,7 +124,7 @@ def scaled_intervals(intervals: Mapping[str, tuple[float, float, float]], margin
     }
 
 
-def curve_chart(
+def draw_time_chart(
     curves: Mapping[str, Sequence[Sequence[float | None]]], width: float, height: float, character: float = 7.2
 ) -> TimeChart | None:
     """Return the chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None).

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.pages import openapi_rows, rows
-from marl_ray.serving.pages.charts import curve_chart
+from marl_ray.serving.pages.charts import draw_time_chart
 
 HTML = b"text/html; charset=utf-8"
 CSS = b"text/css; charset=utf-8"
@@ -90,7 +90,7 @@ def experiment_page(
         decision=rows.decision_of(report),
         arms=arms,
         lines=[arm for arm in arms if arm["name"] in curves],
-        charts=[(size, curve_chart(curves, width, height)) for size, width, height in sizes],
+        charts=[(size, draw_time_chart(curves, width, height)) for size, width, height in sizes],
         colours=colours,
         margin=rows.margin_of(report),
         warnings=rows.warnings_of(report),

@@ -9,7 +9,13 @@ from typing import Any
 
 from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, FINAL_STATUSES, Action
 from marl_ray.json_types import JsonMapping, JsonObject, JsonValue
-from marl_ray.serving.pages.charts import display_step, evidence_share, format_moment, round_to_step, scaled_intervals
+from marl_ray.serving.pages.charts import (
+    display_step,
+    evidence_share,
+    format_moment,
+    round_to_step,
+    scale_arm_intervals,
+)
 
 UNKNOWN_TEXT = "—"
 _COLOURS = 6
@@ -182,7 +188,7 @@ def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject
         if between is not None and gap is not None:
             gaps[name] = (between[0], gap, between[1])
     step, gap_step = display_step(of_means), display_step(of_gaps)
-    scale = scaled_intervals(gaps, margin_of(report) or 0.0)
+    scale = scale_arm_intervals(gaps, margin_of(report) or 0.0)
     return [
         {
             "name": name,

@@ -125,7 +125,7 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
     return drawn
 
 
-def curve_chart(
+def draw_curve_chart(
     curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
 ) -> CurveChart | None:
     """Return the chart of curves, the best first.
@@ -176,7 +176,7 @@ def pad_range(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def scaled_intervals(intervals: Mapping[int, BootstrapInterval]) -> dict[int, BootstrapInterval]:
+def scale_trial_intervals(intervals: Mapping[int, BootstrapInterval]) -> dict[int, BootstrapInterval]:
     """Return the intervals of trials by their numbers, on one scale from 4 to 96."""
     if not intervals:
         return {}

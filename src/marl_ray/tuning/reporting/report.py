@@ -47,10 +47,10 @@ from marl_ray.tuning.reporting.compare import (
 from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
 from marl_ray.tuning.reporting.figures import (
     COLOURED_CURVES,
-    curve_chart,
+    draw_curve_chart,
     draw_parallel_axes,
     format_number,
-    scaled_intervals,
+    scale_trial_intervals,
     strokes,
 )
 
@@ -147,7 +147,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
         failed=[(_name(r), r.status, end_reason(r, records)) for r in records.trials if r.status in FAILED_STATUSES],
         winner=None if winner is None else _winner(folder, config, records, winner, rows),
         certainty=_certainty(config, records, order, curves),
-        charts=[(size, curve_chart(drawn, width, height)) for size, width, height in _SIZES],
+        charts=[(size, draw_curve_chart(drawn, width, height)) for size, width, height in _SIZES],
         cost_charts=_cost_charts(config, best, rows),
         budgets=_budgets(records),
         legend=[(colours[r.number], _name(r), values_line(r.values)) for r in best[:COLOURED_CURVES]],
@@ -247,7 +247,7 @@ def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows
         )
         # otherwise the colours would not match the other charts
         drawn = strokes(costs) if len(costs) == len(best) else {}
-        charts = [(size, curve_chart(drawn, width, height, budgets)) for size, width, height in _SIZES]
+        charts = [(size, draw_curve_chart(drawn, width, height, budgets)) for size, width, height in _SIZES]
         charts_of_budgets.append({"name": metric.name, "budgets": budgets, "charts": charts})
     return charts_of_budgets
 
@@ -283,7 +283,7 @@ def _trials(
 ) -> list[dict[str, object]]:
     """Return the rows of the table of trials: trials with a result, the best first, then the others."""
     ends = {trial: end_of(curve) for trial, curve in curves.items()}
-    places = scaled_intervals(ends)
+    places = scale_trial_intervals(ends)
     front = _pareto_front(config, order)
     ordered = {record.number for record in order}
     unranked = [record for record in records.trials if record.number not in ordered]

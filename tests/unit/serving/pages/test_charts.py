@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.serving.pages.charts import curve_chart, display_step, evidence_share, round_to_step, scaled_intervals
+from marl_ray.serving.pages.charts import (
+    display_step,
+    draw_time_chart,
+    evidence_share,
+    round_to_step,
+    scale_arm_intervals,
+)
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 ROWS = st.lists(
@@ -23,7 +29,7 @@ ROWS = st.lists(
 
 @given(st.dictionaries(st.text(max_size=3), ROWS, max_size=3))
 def test_charts_keep_their_labels_apart_and_inside(curves):
-    chart = curve_chart(curves, 820, 330)
+    chart = draw_time_chart(curves, 820, 330)
     if chart is None:
         assert not any(curves.values())
         return
@@ -39,7 +45,7 @@ def test_charts_keep_their_labels_apart_and_inside(curves):
 
 def test_time_ticks_are_round_and_midnight_shows_the_day():
     day = [[NOON + 3600 * k, k, 1.0, None, None] for k in range(25)]
-    chart = curve_chart({"a": day}, 820, 330)
+    chart = draw_time_chart({"a": day}, 820, 330)
     assert chart is not None
     assert [tick.label for tick in chart.times] == [
         "12:00",
@@ -58,7 +64,7 @@ def test_time_ticks_are_round_and_midnight_shows_the_day():
 
 def test_early_wide_bands_do_not_set_the_scale():
     rows = [[NOON + k, k, 0.5, 0.5 - 100 / k, 0.5 + 100 / k] for k in range(1, 1001)]
-    chart = curve_chart({"a": rows}, 820, 330)
+    chart = draw_time_chart({"a": rows}, 820, 330)
     assert chart is not None
     assert {tick.label for tick in chart.values} <= {
         "\N{MINUS SIGN}0.4",
@@ -90,7 +96,7 @@ def test_evidence_fills_its_bar_at_one_over_alpha():
 
 
 def test_intervals_of_all_treatments_lie_on_one_scale_with_zero_and_the_margin():
-    drawn = scaled_intervals({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
+    drawn = scale_arm_intervals({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
     assert drawn["a"].zero == drawn["b"].zero == drawn["b"].low == drawn["a"].middle
     assert drawn["a"].low < drawn["a"].margin < drawn["a"].zero < drawn["b"].middle < drawn["b"].high
-    assert scaled_intervals({"a": (0.0, 0.0, 0.0)}, 0.0)["a"].low == 4.0
+    assert scale_arm_intervals({"a": (0.0, 0.0, 0.0)}, 0.0)["a"].low == 4.0
