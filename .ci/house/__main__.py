@@ -35,6 +35,7 @@ CHECKS = (
     docstrings.fragments,
     docstrings.without_verb,
     docstrings.unexplained_numbers,
+    docstrings.unsaid_none,
     vague_names.vague_names,
     vague_names.bare_participles,
     vague_names.unlike_limits,

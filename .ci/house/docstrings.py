@@ -1,4 +1,4 @@
-"""Checks of docstrings: their first words, and the numbers that need one.
+"""Checks of docstrings: their first words, the numbers that need one, and when None is returned.
 
 Ruff checks that classes, functions and methods have one, and finds most verbs (D101 to D103, D401).
 """
@@ -72,6 +72,19 @@ def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
             behind = lines[(node.end_lineno or node.lineno) - 1]
             if name.isupper() and is_number(value) and "#" not in behind and not in_block:
                 yield file.finding(node, f"the number {name} has neither unit nor source nor reason")
+
+
+def unsaid_none(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the product's functions that may return None, and whose docstrings do not say when."""
+    for file in files:
+        for node in file.nodes if file.module else ():
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            match node.returns:
+                case ast.BinOp(op=ast.BitOr(), right=ast.Constant(value=None)):
+                    text = ast.get_docstring(node)
+                    if text and "None" not in text and "See " not in text:
+                        yield file.finding(node, f"expected a docstring that says when {node.name} returns None")
 
 
 def is_number(value: ast.expr) -> bool:

@@ -91,8 +91,10 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             '        """Rows of a file."""\n\n'
             "    @property\n"
             "    def rows(self):\n"
-            '        """All rows."""\n\n\n'
-            "Side()\n"
+            '        """All rows."""\n\n'
+            "    def find(self) -> int | None:\n"
+            '        """Return the first row."""\n\n\n'
+            "Side().find()\n"
         ),
         "src/marl_ray/rays.py": (
             "from ray.serve import Client, _private\n\n\n"
@@ -137,6 +139,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:1: the type Side has the name of another, in src/marl_ray/names.py",
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
+        "src/marl_ray/texts.py:11: expected a docstring that says when find returns None",
         "src/marl_ray/training/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's "
         "of json_types.py, or object for what is passed on or checked",
         "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",

@@ -49,7 +49,7 @@ class YamlLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from error
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node of the text. One that is nested too deeply for Python is a ComposerError."""
+        """Return the next node of the text; None at its end. One that is nested too deeply is a ComposerError."""
         try:
             return super().compose_node(parent, index)
         except RecursionError:

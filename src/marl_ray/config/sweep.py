@@ -43,8 +43,8 @@ class DimensionConfig(Config):
     int: WholeBounds | None = None
     """A whole number from low to high, both included."""
     when: dict[str, tuple[Any, ...]] = {}
-    """The key varies only if these keys of the run config have one of these values, as
-    in `{algorithm: [grpo, rloo]}`."""
+    """The key varies only if these keys of the run config have one of these values, as in
+    `{algorithm: [grpo, rloo]}`."""
 
     @model_validator(mode="after")
     def _check_one_source(self) -> "DimensionConfig":

@@ -219,10 +219,10 @@ def _check_seeds(config: EnvConfig, first: Sequence[AgentStep], max_steps: int) 
 
 
 def _check_batch(config: EnvConfig, agents: Sequence[str], signals: int, max_steps: int) -> str | None:
-    """Play episodes of drawn actions by the environment's own batch and by the loop over single ones.
+    """Return the first difference between the environment's own batch and the loop over single ones; None if there is none.
 
-    They are played with a policy for each agent, and with one for all agents of the same spaces, the last
-    of them first.
+    Both play episodes of drawn actions, with a policy for each agent, and with one for all agents of the same spaces,
+    the last of them first.
     """
     with closing(make_env(config)) as env:
         kinds: dict[str, list[str]] = {}

@@ -107,7 +107,7 @@ def _check_ends(config: SweepConfig) -> str | None:
 
 
 def _check_memory(config: SweepConfig) -> str | None:
-    """Compare with a sweep whose plan is made anew from its records before every leg."""
+    """Return the difference from a sweep whose plan is made anew from its records before each leg; None without one."""
     straight = _make_plan(config)
     _play_legs(straight, 1)
     records = _make_plan(config).records

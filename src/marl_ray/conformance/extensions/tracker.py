@@ -43,7 +43,7 @@ def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty
 
 
 def _log_rows(config: RunConfig, name: str, rows: list[dict[str, float]], status: str = "FINISHED") -> str | None:
-    """Log rows as a run does, in two parts; the difference is a call that takes too long."""
+    """Log rows as a run does, in two parts. Return which call takes too long; None if none does."""
     times = {}
     begun = time.monotonic()
     sink = open_sinks(config, RUN_ID)[name]

@@ -46,8 +46,8 @@ class BrowserEnv(TextEnv):
     """Base of environments in which one agent uses a browser.
 
     A subclass opens the pages and scores what was done there. Every episode has a browser context of its own, which is
-    closed at its end, unless `keeps_context` says otherwise. All
-    contexts of a process share a Chromium, which ends when all environments are closed.
+    closed at its end, unless `keeps_context` says otherwise. All contexts of a process share a
+    Chromium, which ends when all environments are closed.
     Whatever a page does ends in one of `ENDINGS`, and the costs until then are reported.
     An action that cannot be read or done changes nothing, and the next prompt says why.
     Metrics: `pass`, the score; `answered`, 1.0 if the agent stopped by itself; `problems`, actions that could not be done;

@@ -1,8 +1,8 @@
 """CodeContests (Li et al. 2022, arXiv 2203.07814): programs that read stdin and print.
 
 A program meets all public, private and generated tests. Its tokens are compared as officially, and stdin is a regular
-file. One run of a test serves
-both modes: official looks at the output alone, as the C++ does; hardened also wants the program to have ended well.
+file. One run of a test serves both modes: official looks at the output alone, as the C++ does; hardened also wants the
+program to have ended well.
 """
 
 import json

@@ -38,7 +38,7 @@ class MathProblem(Problem):
         return ("hardened",)
 
     def scored_part(self, text: str) -> str | None:
-        """Return the text as it is: the final answer is read from all of it."""
+        """Return the text as it is, never None: the final answer is read from all of it."""
         return text
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:

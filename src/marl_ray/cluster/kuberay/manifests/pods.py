@@ -184,7 +184,10 @@ def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[Js
 
 
 def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> JsonObject | None:
-    """Return the affinity to machines of the spot market, or to machines that stay, as those without any mark do."""
+    """Return the affinity to machines of the spot market, or to machines that stay, as those without any mark do.
+
+    Return None for pods that may run on either.
+    """
     if spot:
         terms = [
             {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT_LABELS
