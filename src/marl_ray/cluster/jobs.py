@@ -165,7 +165,10 @@ class _LogFollower:
         self._written = 0
 
     async def follow(self, timeout_s: float) -> "JobDetails | None":
-        """Return the job's last state once it has ended; None if it still runs after `timeout_s`."""
+        """Return the job's last state once it has ended; None if it still runs after `timeout_s`.
+
+        Raises MarlRayError once the cluster has not answered for `LOST_S`; the job may still run.
+        """
         deadline = time.monotonic() + timeout_s
         last_answer = time.monotonic()
         copy_task = asyncio.create_task(self._copy_log())

@@ -90,6 +90,7 @@ def local_ray(
     What remote workers print stays in Ray's log files. `log_monitor` starts the process that brings it to the drivers of
     other programs, which takes a fiftieth of a core all the time. SIGTERM leaves through the same door as an exception, with
     exit status 143.
+    Raises MarlRayError if Ray is already initialised in this process, or gets no folder.
     """
     import ray
 

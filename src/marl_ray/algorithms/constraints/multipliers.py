@@ -192,6 +192,7 @@ def combine_advantages(
 
     The division keeps the size of the step as the multipliers grow (Stooke et al. 2020); MAPPO-Lagrangian
     (arXiv 2110.02793) leaves it out. A and C must be on comparable scales, C centred.
+    Raises ValueError unless C has a last entry for each multiplier.
     """
     if cost_advantages.shape != (*advantages.shape, len(multipliers)):
         raise ValueError(f"cost_advantages: expected (B, T, {len(multipliers)}), got {tuple(cost_advantages.shape)}")

@@ -35,6 +35,7 @@ def estimate_text_outcome(
     """Estimate a bundle's mean outcome from exported texts (file, folder or URI).
 
     Arguments and errors are as in `acts.estimate_outcome`.
+    Raises MarlRayError for texts that were not all drawn from the whole distribution, and for files of another form.
     """
     served = read_served(path)
     units = sorted({text.unit for text in served})

@@ -32,6 +32,7 @@ def make_report(
     """Compute the report. `filtered` problems (their references fail) are counted and left out.
 
     Problems are in the order of `task_ids`, so the means do not depend on the order in which samples were scored.
+    Raises MarlRayError if the references of all problems fail, because nothing is left to score.
     """
     left_out = set(filtered)
     reported = [task_id for task_id in task_ids if task_id not in left_out]

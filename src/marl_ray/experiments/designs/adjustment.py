@@ -52,6 +52,7 @@ def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
     was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv 1803.06336): R varies like the mean of R + (N_i - R
     D_i) / mean(D). The summary counts units, its mean is R, and its variance that of these terms; every test takes it like
     any other. It is good once no few units dominate R.
+    Raises MarlRayError for sequences of unequal length, and for denominators whose sum is not positive.
     """
     n, total = len(numerators), float(denominators.sum())
     if len(denominators) != n:

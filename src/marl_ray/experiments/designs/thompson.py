@@ -26,6 +26,7 @@ def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True)
     with s^2 of the arm, or pooled while the arm has fewer than two outcomes or all equal. The integral of
     prod_{j != i} F_j dF_i goes over the union of all arms' points, so that very unequal widths keep their shape; its
     error is below 1e-4 (tested). Arms that are all unknown are equally likely.
+    Raises MarlRayError without any arm.
     """
     if not arms:
         raise MarlRayError("arms: expected at least one")

@@ -59,6 +59,7 @@ def doubly_robust(
     (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the logged actions,
     `target_model` its mean over the target's actions. The estimate is right if the weights are or if the model is; the
     better the model, the smaller the error. The model must not be fitted on these episodes.
+    Raises MarlRayError for arrays of another shape than the rewards, or with numbers that are not finite.
     """
     weights, scale = _weights(log_weights, rewards)
     for name, values in {"logged_model": logged_model, "target_model": target_model}.items():

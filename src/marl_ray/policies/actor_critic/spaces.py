@@ -32,7 +32,10 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, object]:
 
 
 def space_from_json(data: JsonObject) -> spaces.Space[Any]:
-    """Return the space that `space_to_json` described."""
+    """Return the space that `space_to_json` described.
+
+    Raises MarlRayError for a type of space that this version does not know.
+    """
     match data["type"]:
         case "Discrete":
             return spaces.Discrete(data["n"], start=data["start"])

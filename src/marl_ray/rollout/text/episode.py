@@ -221,7 +221,10 @@ class TextCopy:
 
     @contextmanager
     def name_errors(self) -> Iterator[None]:
-        """Let errors name environment, copy and agent, within the block."""
+        """Let errors name environment, copy and agent, within the block.
+
+        Raises a MarlRayError of the block again, with the place before its text; any other error gets the place as a note.
+        """
         try:
             yield
         except MarlRayError as error:

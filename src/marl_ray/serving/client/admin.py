@@ -39,7 +39,10 @@ def key_headers(key: str | None = None) -> dict[str, str]:
 
 
 def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
-    """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer."""
+    """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer.
+
+    Raises MarlRayError if the gateway does not answer, or refuses.
+    """
     try:
         answer = client.get(path) if body is None else client.post(path, json=body)
     except httpx.UnsupportedProtocol as error:

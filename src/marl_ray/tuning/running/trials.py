@@ -61,7 +61,10 @@ def trial_function(sweep: str) -> Callable[[JsonObject], None]:
 
 
 def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObject:
-    """Run a leg and return its result."""
+    """Run a leg and return its result.
+
+    Raises MarlRayError if the run never reports a metric of the sweep.
+    """
     os.environ[TRACKING_URI] = leg.tracking_uri
     enter_folder(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)

@@ -195,7 +195,10 @@ _joining = threading.Lock()
 
 
 def join_base(policy: "TokenPolicy") -> tuple[SharedBase, int]:
-    """Return the base of a policy, and the policy's number there."""
+    """Return the base of a policy, and the policy's number there.
+
+    Raises MarlRayError if the policy is not of the base model that it names.
+    """
     with _joining:
         key = policy.base_sha256, policy.config.context
         base = None if key[0] is None else _bases.get((key[0], key[1]))

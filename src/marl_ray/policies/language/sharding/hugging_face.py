@@ -32,6 +32,7 @@ def write_model(
 
     `weights` arrive one by one, by the names and in the order, shapes and types of `shapes`, in which tied
     ones stand once.
+    Raises ValueError for more weights than `shapes` names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.dtype, lm.config.architectures = str(lm.dtype).removeprefix("torch."), [type(lm).__name__]

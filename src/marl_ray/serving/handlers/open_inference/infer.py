@@ -36,6 +36,7 @@ async def infer(service: Service, request: Request) -> Response:
     """Answer an inference request.
 
     Its session is `session_id` among its `parameters`, else the header `x-session-id`, else `id`.
+    Raises RequestError 400 that names the field of the request.
     """
     service.admission.admit(request, "inference")
     if request.header(b"inference-header-content-length") is not None:

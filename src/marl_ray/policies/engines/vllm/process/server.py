@@ -109,7 +109,10 @@ class Server:
         self._llm.collective_rpc("update_weights", args=(update,))
 
     def finish_load(self, version: int) -> None:
-        """Sample with the weights of `version` from now on: all parts have arrived."""
+        """Sample with the weights of `version` from now on: all parts have arrived.
+
+        Raises RuntimeError if the cache of prompts, which is of the old weights, could not be emptied.
+        """
         self._llm.collective_rpc("finish_weight_update")
         if self._asleep:  # the cache is allocated last, after the transfer has released its memory
             self._llm.wake_up(tags=["kv_cache"])
@@ -120,7 +123,10 @@ class Server:
         self._version = version
 
     def load_adapter(self, number: int, folder: str) -> None:
-        """Load adapter `number` (1 or more) from a folder written by peft; its responses are of version `number`."""
+        """Load adapter `number` (1 or more) from a folder written by peft; its responses are of version `number`.
+
+        Raises RuntimeError if vLLM does not take the adapter.
+        """
         request = import_module("vllm.lora.request").LoRARequest(f"adapter-{number}", number, folder)
         if not self._engine.add_lora(request):
             raise RuntimeError(f"vLLM did not take the adapter in {folder}")
