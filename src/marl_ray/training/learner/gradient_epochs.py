@@ -15,7 +15,7 @@ from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, micro_batches
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
-from marl_ray.training.learner.pass_loss import METRICS, EvaluatedPass, cost_surrogates, pass_loss
+from marl_ray.training.learner.pass_loss import METRICS, ScoredPass, cost_surrogates, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
@@ -72,7 +72,7 @@ def _step(
     """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
     parts = list(micro_batches(selection, prepared.shape, policy.pass_size, prepared.order))
-    only = EvaluatedPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
+    only = ScoredPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
         gates = _penalty_gates(policy, state, prepared, parts, only, size, first)
@@ -82,7 +82,7 @@ def _step(
     for part, last in parts:
         if len(parts) > 1:
             policy.family.begin_pass(policy.model, last)
-        current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
+        current = only if only is not None else ScoredPass(policy, state, prepared, part, first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
         backward_over_workers(loss)
@@ -112,7 +112,7 @@ def _penalty_gates(
     state: UpdateState,
     prepared: PreparedBatch,
     parts: Sequence[tuple[Selection, bool]],
-    only: EvaluatedPass | None,
+    only: ScoredPass | None,
     size: Sequence[float],
     first: bool,
 ) -> Tensor:
@@ -123,6 +123,6 @@ def _penalty_gates(
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:
-            current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
+            current = only if only is not None else ScoredPass(policy, state, prepared, part, first)
             sums += cost_surrogates(policy, current, size[0]).detach()
     return exact_penalty_weights(sum_over_workers(sums), prepared.violations, policy.hyper.penalty)
