@@ -41,9 +41,9 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     for number, learner in enumerate(game_run.learners):
         measured = -learner_access.actor_gradient(learner)
         min_cosine = FITTED_CRITIC_COSINE if spec_of(algorithm).critic_first else EXACT_COSINE
-        problem = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), min_cosine)
-        if problem:
-            return problem
+        difference = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), min_cosine)
+        if difference:
+            return difference
     return None
 
 
@@ -64,9 +64,9 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
         batches = game_run.collect()
         game_run.update(batches)
         for learner, batch in zip(game_run.learners, batches.values(), strict=True):
-            problem = _describe_movement(learner_access.movement(learner, batch), iteration)
-            if problem:
-                return problem
+            difference = _describe_movement(learner_access.movement(learner, batch), iteration)
+            if difference:
+                return difference
     return None
 
 
@@ -79,9 +79,9 @@ def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
         return "the game is none: expected some responses that ended and some that were cut"
     game_run.update(batches)
     for learner, batch in zip(game_run.learners, batches.values(), strict=True):
-        problem = _describe_movement(learner_access.movement(learner, batch), 0)
-        if problem:
-            return problem
+        difference = _describe_movement(learner_access.movement(learner, batch), 0)
+        if difference:
+            return difference
     return None
 
 
@@ -173,9 +173,9 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
             for number, learner in enumerate(game_run.learners):
                 measured = -learner_access.actor_gradient(learner)
                 what = f"with {aggregation} and one ratio a {level} the gradient of J"
-                problem = describe_angle(what, measured, game_run.weight_gradient(number, true))
-                if problem:
-                    return problem
+                difference = describe_angle(what, measured, game_run.weight_gradient(number, true))
+                if difference:
+                    return difference
     return None
 
 
@@ -208,11 +208,11 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
         by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)
         true = game_run.weight_gradient(0, by_logit)
         # `abs` descends the total variation, and k3 the divergence the other way round: not parallel, but downhill.
-        problem = describe_angle(
+        difference = describe_angle(
             f"{estimator}'s gradient", learner_access.actor_gradient(game_run.learners[0]), true, min_cosine=0.5
         )
-        if problem:
-            return problem
+        if difference:
+            return difference
     return None
 
 
