@@ -129,7 +129,7 @@ class AlgorithmSpec:
 
     @property
     def needs_whole_episodes(self) -> bool:
-        """True if the algorithm needs whole episodes, because nothing of it stands for the rest of a cut one."""
+        """True if the algorithm needs whole episodes, because nothing of it stands for the rest of a truncated one."""
         return self.critic == "none" or self.critic_first
 
     @property

@@ -48,7 +48,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
 
 
 def no_drift(algorithm: str, case: GridPoint) -> Difference:
-    """Check that without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
+    """Check that nothing moves the policy without rewards and costs, be episodes ended or truncated at the horizon."""
     hyper = DRIFT_SETTINGS | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = begin_run(
         algorithm,
@@ -71,12 +71,12 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
 
 
 def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
-    """Check that without rewards nothing moves a language model, though some responses end and some are cut."""
+    """Check that without rewards nothing moves a language model, though some responses end and some are truncated."""
     hyper = DRIFT_SETTINGS | {"lr": 1e-4} | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = GameRun(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
     batches = game_run.collect()
     if not all(bool(batch.terminated.any() and batch.truncated.any()) for batch in batches.values()):
-        return "the game is none: expected some responses that ended and some that were cut"
+        return "the game is none: expected some responses that ended and some that were truncated"
     game_run.update(batches)
     for learner, batch in zip(game_run.learners, batches.values(), strict=True):
         difference = _describe_movement(learner_access.movement(learner, batch), 0)
@@ -138,12 +138,12 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
 def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     """Check that the division of a batch into passes changes no gradient."""
     hyper = FIRST_STEP_SETTINGS | {"multiplier_init": 1.0}
-    undivided, cut = (
+    undivided, divided = (
         begin_run(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
     )
-    for game_run in (undivided, cut):
+    for game_run in (undivided, divided):
         game_run.step()
-    for reference, other in zip(undivided.learners, cut.learners, strict=True):
+    for reference, other in zip(undivided.learners, divided.learners, strict=True):
         measured, true = learner_access.gradient(other), learner_access.gradient(reference)
         deviation = float((measured - true).norm() / true.norm())
         if deviation > MAX_GRADIENT_DEVIATION:
