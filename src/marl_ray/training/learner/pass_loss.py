@@ -4,6 +4,7 @@ It is this worker's part of the loss of the minibatch over all workers.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,18 @@ from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
-METRICS = ("policy_loss", "value_loss", "cost_value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
+
+class PassMetrics(NamedTuple):
+    """The metrics of a pass, each a scalar, or one row of a tensor (7,)."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    cost_value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    grad_norm: Tensor
+    """Norm of the gradient of the whole step; a pass has 0."""
 
 
 class ScoredPass:
@@ -70,7 +82,7 @@ def pass_loss(
     size: Sequence[float],
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of METRICS (7,).
+    """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of `PassMetrics` as a tensor (7,).
 
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
@@ -118,11 +130,15 @@ def pass_loss(
         loss = loss.new_zeros(())  # the actor has its step already
     value, cost_value = _value_losses(policy, prepared, current, decision_weights)
     log_ratio = (current.log_probs - current.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    metrics = [
-        *(policy_loss, value, cost_value, (current.entropy * decision_weights).sum()),
-        *(((log_ratio.exp() - 1 - log_ratio) * decision_weights).sum(), (result.clipped * decision_weights).sum()),
-        loss.new_zeros(()),
-    ]
+    metrics = PassMetrics(
+        policy_loss=policy_loss,
+        value_loss=value,
+        cost_value_loss=cost_value,
+        entropy=(current.entropy * decision_weights).sum(),
+        kl=((log_ratio.exp() - 1 - log_ratio) * decision_weights).sum(),
+        clip_fraction=(result.clipped * decision_weights).sum(),
+        grad_norm=loss.new_zeros(()),
+    )
     return loss + hyper.value_coef * (value + cost_value), torch.stack(metrics).detach()
 
 
