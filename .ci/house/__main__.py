@@ -37,6 +37,7 @@ CHECKS = (
     docstrings.unexplained_numbers,
     docstrings.unsaid_none,
     vague_names.vague_names,
+    vague_names.failures_called_problems,
     vague_names.bare_participles,
     vague_names.unlike_limits,
 )

@@ -20,9 +20,14 @@ PARTICIPLE = re.compile(r"_?(?!cuped|embed|feed|need|seed|speed)[a-z]+ed")
 """A participle that stands alone reads like a value or an event where it is called; CUPED is a method of statistics."""
 LIMIT = re.compile(r"(Maximum|Minimum) number of ")
 """Beginning of the docstring of a limit."""
+PROBLEM = re.compile(r"(.*_)?problems?(_.*)?")
+"""Names with the word that stands for a benchmark's exercise, or for what an optimiser solves, and for no failure."""
+OF_PROBLEMS = re.compile(r"evaluat|benchmark|rewards/|sandbox/|envs/|trust_region")
+"""Part of the path of a file that has problems."""
 STORED = {
     ("src/marl_ray/serving/logs/acts.py", "asked"),
     ("src/marl_ray/runs/summary.py", "given"),
+    ("src/marl_ray/config/run/sections.py", "problems"),
     ("src/marl_ray/cluster/kuberay/state/phases.py", "GONE"),
 }
 """Fields of records on disk and of documents, whose names are those of the files."""
@@ -42,6 +47,19 @@ def vague_names(files: list[SourceFile]) -> Iterator[Finding]:
                     yield file.finding(node, f"the name {name} says nothing alone")
             elif is_vague(name):
                 yield file.finding(node, f"the name {name} does not say what it stands for")
+
+
+def failures_called_problems(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the names of the product that call a failure, a mismatch or an error a problem."""
+    for file in product(files).values():
+        if OF_PROBLEMS.search(file.name):
+            continue
+        for node in file.nodes:
+            name = name_of(node)
+            if PROBLEM.fullmatch(name) and (file.name, name) not in STORED:
+                yield file.finding(
+                    node, f"the name {name} stands for a benchmark's exercise, expected a failure's own word"
+                )
 
 
 def bare_participles(files: list[SourceFile]) -> Iterator[Finding]:

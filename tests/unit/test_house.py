@@ -71,6 +71,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/engines/torch_engine.py": "import torch\n",
         "src/marl_ray/engines/csv_engine.py": "",
         "src/marl_ray/one.py": "import os\nfrom marl_ray import two\n",
+        "src/marl_ray/training/trust_region.py": "def solve(problem): ...\n\n\nsolve()\n",
         "src/marl_ray/two.py": "def late():\n    from marl_ray.one import os\n\n\nlate()\n",
         "src/marl_ray/training/untyped.py": f"Row = tuple[{'Any, ' * 1000}]\n\nRow()\n",
         "src/marl_ray/training/__init__.py": PURPOSE,
@@ -95,6 +96,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "    def find(self) -> int | None:\n"
             '        """Return the first row."""\n\n\n'
             "Side().find()\n"
+            "save_problem, benchmark = 1, 2\n"
         ),
         "src/marl_ray/rays.py": (
             "from ray.serve import Client, _private\n\n\n"
@@ -140,6 +142,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
         "src/marl_ray/texts.py:11: expected a docstring that says when find returns None",
+        "src/marl_ray/texts.py:16: the name save_problem stands for a benchmark's exercise, expected a failure's own word",
         "src/marl_ray/training/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's "
         "of json_types.py, or object for what is passed on or checked",
         "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",

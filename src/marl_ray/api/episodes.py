@@ -24,7 +24,7 @@ class EpisodeScores:
     """Return of each episode: its sum of rewards, averaged over the agents."""
     lengths: list[int]
     """Environment steps of each episode."""
-    cut: int
+    truncated: int
     """Number of episodes that were truncated at `max_steps`."""
 
     @property

@@ -228,7 +228,7 @@ def _stop(follower: _LogFollower) -> None:
     Raises MarlRayError after STOP_S.
     """
     deadline = time.monotonic() + STOP_S
-    problem = ""
+    reason = ""
     while time.monotonic() < deadline:
         try:
             follower.client.stop_job(follower.job_id)
@@ -237,9 +237,9 @@ def _stop(follower: _LogFollower) -> None:
         except (OSError, RuntimeError, ValueError) as error:
             if "does not exist" in str(error):
                 return  # interrupted before it was submitted
-            problem = f": {one_line(error)}"
+            reason = f": {one_line(error)}"
             time.sleep(_POLL_S)
-    raise MarlRayError(f"job {follower.job_id} did not stop within {STOP_S:g} s{problem}")
+    raise MarlRayError(f"job {follower.job_id} did not stop within {STOP_S:g} s{reason}")
 
 
 def _exit_status(details: "JobDetails") -> int:

@@ -107,9 +107,9 @@ def _whole_number(value: Any) -> Any:
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Return the first problem that pydantic has found, as `FIELD: MESSAGE`.
+    """Return the first mistake that pydantic has found, as `FIELD: MESSAGE`.
 
-    The field is a path with dots; it is left out where the problem is of the value as a whole.
+    The field is a path with dots; it is left out where the mistake is of the value as a whole.
     """
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))

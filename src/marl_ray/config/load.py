@@ -106,7 +106,7 @@ def _other_files_hint(path: str | Path) -> str:
 
 
 def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), source: str = "config") -> C:
-    """Return the validated config of plain data with overrides on top. Raises MarlRayError with the first problem."""
+    """Return the validated config of plain data with overrides on top. Raises MarlRayError with the first mistake."""
     if not isinstance(data, Mapping):
         raise MarlRayError(
             f"{source}: expected a mapping of keys at the top, got {'nothing' if data is None else type(data).__name__}"
@@ -121,14 +121,14 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
     except ValidationError as error:
         if other_kind := other_kind_hint(model.model_fields, data, source):
             raise MarlRayError(f"{source}: {other_kind}") from error
-        problems = error.errors()
+        mistakes = error.errors()
         # An unknown key comes first: where it is a misspelt one, the right one is missing, too.
-        first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+        first = next((mistake for mistake in mistakes if mistake["type"] == "extra_forbidden"), mistakes[0])
         path = list(path_in(merged, first))
         other_keys = [
-            ".".join(path_in(merged, problem))
-            for problem in problems
-            if problem is not first and not _is_consequence(problem, problems)
+            ".".join(path_in(merged, mistake))
+            for mistake in mistakes
+            if mistake is not first and not _is_consequence(mistake, mistakes)
         ]
         count = f" (and {len(other_keys)} more)" if other_keys else ""
         if len(other_keys) == 1 and other_keys != [".".join(path)]:

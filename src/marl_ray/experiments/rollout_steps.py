@@ -85,8 +85,8 @@ def decide_step(record: ExperimentRecord, evidence: RolloutEvidence, now: float)
         return hold("sample ratio mismatch", RolloutStep.HOLD_SRM)
     weighted = [arm for arm in active if record.weights[arm] > 0]
     for arm in weighted:
-        if (problem := by_arm[arm].unequal_reports) is not None:
-            return hold(problem, RolloutStep.HOLD_REPORTING)
+        if (unequal_reports := by_arm[arm].unequal_reports) is not None:
+            return hold(unequal_reports, RolloutStep.HOLD_REPORTING)
     exposed = min((by_arm[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
     if exposed < plan.min_exposures:
         return hold(f"{exposed} of {plan.min_exposures} exposures in this stage")

@@ -29,12 +29,12 @@ def parse_named(data: object, overrides: Sequence[str], source: str) -> tuple[Ru
     )
     if not has_name:
         draft = parse_config(RunConfig, data, [*overrides, "name=run"], source=source)
-        overrides = [*overrides, f"name={made_name(draft)}"]
+        overrides = [*overrides, f"name={make_name(draft)}"]
     return parse_config(RunConfig, data, overrides, source=source), list(overrides)
 
 
-def made_name(config: RunConfig) -> str:
-    """Return a name of the algorithm, the environment and four random characters, such as `mappo-empty-8x8-k3f9`.
+def make_name(config: RunConfig) -> str:
+    """Make a name of the algorithm, the environment and four random characters, such as `mappo-empty-8x8-k3f9`.
 
     No folder under the config's storage has this name.
     """

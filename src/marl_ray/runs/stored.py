@@ -236,14 +236,14 @@ def _read_entry(
     Raises MarlRayError for a file of something else.
     """
     folder = f"{root}/{name}"
-    problem = f"{folder} has no record of a run"
+    reason = f"{folder} has no record of a run"
     try:
         record = read_record(filesystem, folder)
         if record is not None:
             return StoredRun(storage, name, filesystem, folder, record)
         if filesystem.get_file_info(f"{folder}/{SWEEP_FILE}").type != fs.FileType.File:
             return StoredAttempt(storage, name, filesystem, folder) if owner_numbers(filesystem, folder) else None
-        problem = f"{folder}/{SWEEP_FILE} is not the record of a sweep"
+        reason = f"{folder}/{SWEEP_FILE} is not the record of a sweep"
         records = read_records(Folder(storage, name))
         if records is not None:
             records["trials"], records["config"]  # a KeyError for other JSON
@@ -253,5 +253,5 @@ def _read_entry(
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
             return StoredSweep(storage, name, filesystem, folder, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"{problem}: {one_line(error)}") from error
+        raise MarlRayError(f"{reason}: {one_line(error)}") from error
     return None

@@ -29,13 +29,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle):
     scores = marl_ray.evaluate(policy=bundle, episodes=8)
-    assert len(scores.returns) == len(scores.lengths) == 8 and scores.cut == 0
+    assert len(scores.returns) == len(scores.lengths) == 8 and scores.truncated == 0
     assert scores.score == pytest.approx(sum(scores.returns) / 8)
     low, high = scores.interval or (0.0, 0.0)
     assert low <= scores.score <= high and str(scores).startswith("score ")
     assert marl_ray.evaluate(policy=bundle, episodes=8) == scores  # the same starts and draws
     assert marl_ray.evaluate(policy=bundle, episodes=1).interval is None
-    assert marl_ray.evaluate(policy=bundle, episodes=4, max_steps=1).cut == 4
+    assert marl_ray.evaluate(policy=bundle, episodes=4, max_steps=1).truncated == 4
 
 
 def test_the_command_line_plays_the_same_episodes(bundle):
@@ -43,7 +43,7 @@ def test_the_command_line_plays_the_same_episodes(bundle):
     command = ("evaluate", "--policy", str(bundle), "--episodes", "8")
     assert command_line(*command).stdout.strip() == str(scores)
     document = json.loads(command_line(*command, "--json").stdout)
-    assert set(document) == {"score", "interval", "returns", "lengths", "cut"} <= keys_of("evaluate")
+    assert set(document) == {"score", "interval", "returns", "lengths", "truncated"} <= keys_of("evaluate")
     assert document["returns"] == scores.returns and document["score"] == scores.score
     refusal = command_line(*command, "--benchmark", "math").stderr
     assert refusal.strip() == "marl-ray: --benchmark: expected none beside `episodes`"

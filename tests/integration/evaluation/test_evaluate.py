@@ -178,7 +178,7 @@ def test_weighted_means_over_evaluations(scored, tmp_path):
     done = marl_ray("aggregate", str(scored), "--json")
     document = json.loads(done.stdout)
     assert set(document) == keys_of("aggregate") and document["low"] < document["value"] < document["high"]
-    of_episodes = {"score", "interval", "returns", "lengths", "cut"}
+    of_episodes = {"score", "interval", "returns", "lengths", "truncated"}
     assert {*report(scored), "folder"} == keys_of("evaluate") - of_episodes
     done = marl_ray("aggregate", str(tmp_path))
     assert done.returncode == 2 and "report.json: cannot be read: No such file" in done.stderr

@@ -6,7 +6,7 @@
 
 The critic is fitted first and then held. The paper subtracts from V(s.a_i) the mean over candidate steps of the same s
 (eq. 13); where a state has one sampled action, that mean's expectation is V(s) itself, so A = r + V(s') - V(s) here.
-Nothing is discounted, and the value after the end of a sequence is 0, also where a limit on its length cut it. The
+Nothing is discounted, and the value after the end of a sequence is 0, also where a limit on its length truncated it. The
 critic is fitted to such returns, so an advantage must not contain more. Not to be confused with `dapo`.
 """
 

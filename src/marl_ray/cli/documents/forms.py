@@ -107,7 +107,7 @@ FORMS: dict[str, dict[str, str]] = {
         "folder": "Folder of `report.json` and `report.md`, which also have every problem.",
         "marl_ray, python": "Versions.",
         "score, interval": "With `--episodes` alone: the mean return, and its 95 % interval, null of one episode.",
-        "returns, lengths, cut": "With `--episodes` alone: return and steps of each, and how many `max_steps` ended.",
+        "returns, lengths, truncated": "With `--episodes` alone: return and steps of each; how many `max_steps` truncated.",
     },
     "aggregate": {
         "number, mode": "The averaged number, and its mode.",

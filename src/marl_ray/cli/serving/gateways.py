@@ -65,11 +65,11 @@ def lint(
             if not is_manifest(document):
                 findings += lint_serve_config(document, str(path))
                 continue
-            problems = lint_manifest(document, str(path))
+            faults = lint_manifest(document, str(path))
             embedded_config = embedded_serve_config(document)
-            findings += problems
+            findings += faults
             if embedded_config is not None:
-                pods = 1 if problems else replica_pods(document)
+                pods = 1 if faults else replica_pods(document)
                 findings += lint_serve_config(embedded_config, str(path), where="spec.serveConfigV2.", pods=pods)
     advice = [f": {ADVICE_PREFIX}" in finding for finding in findings]
     passed = all(advice) and not (strict and findings)

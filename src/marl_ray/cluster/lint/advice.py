@@ -45,10 +45,10 @@ def _operation_advice(cluster: JsonMapping, where: str) -> Iterator[ManifestFaul
             message = f"expected more than {drain_s:g}, the seconds that Ray drains ({DRAIN_VARIABLE}), got {grace_s}"
             yield f"{path}template.spec.terminationGracePeriodSeconds", message
         for container_path, container in containers(pod, path):
-            if problem := _image_problem(container.get("image", "")):
-                yield f"{container_path}image", problem
-    if problem := _image_problem(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
-        yield f"{where}autoscalerOptions.image", problem
+            if fault := _image_fault(container.get("image", "")):
+                yield f"{container_path}image", fault
+    if fault := _image_fault(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
+        yield f"{where}autoscalerOptions.image", fault
     for key in (key for key in FEATURE_GATES if key in cluster):
         yield f"{where}{key}", f"expected none, unless the operator has the feature gate {FEATURE_GATES[key]}"
     if cluster.get("gcsFaultToleranceOptions", {}).get("backend") == "rocksdb":
@@ -56,7 +56,7 @@ def _operation_advice(cluster: JsonMapping, where: str) -> Iterator[ManifestFaul
         yield f"{where}gcsFaultToleranceOptions.backend", message
 
 
-def _image_problem(image: str) -> str:
+def _image_fault(image: str) -> str:
     """Return what is expected of an image that changes under its name; empty for one that does not."""
     _, _, tag = image.rpartition("/")[2].partition(":")
     if not image or (tag in ("", "latest") and "@sha256:" not in image):

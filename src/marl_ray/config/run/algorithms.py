@@ -100,15 +100,15 @@ class AlgorithmSpec:
             "constraint: expected a critic, local or central, for costs too": self.needs_costs
             and self.critic == "none",
         }
-        for problem, holds in contradictions.items():
+        for mistake, holds in contradictions.items():
             if holds:
-                raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}")
+                raise MarlRayError(f"AlgorithmSpec {self.title!r}: {mistake}")
         try:
             self.hyper.model_validate(dict(self.defaults))
         except ValidationError as error:
             missing = [detail["loc"][-1] for detail in error.errors() if detail["type"] == "missing"]
-            problem = f"{missing[0]}: every key needs a default" if missing else f"defaults: {first_mistake(error)}"
-            raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}") from error
+            mistake = f"{missing[0]}: every key needs a default" if missing else f"defaults: {first_mistake(error)}"
+            raise MarlRayError(f"AlgorithmSpec {self.title!r}: {mistake}") from error
 
     @property
     def common_keys(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class AlgorithmSpec:
 
     @property
     def needs_whole_episodes(self) -> bool:
-        """True if the algorithm needs whole episodes, because nothing of it stands for the rest of a cut one."""
+        """True if the algorithm needs whole episodes, because nothing of it stands for the rest of a truncated one."""
         return self.critic == "none" or self.critic_first
 
     @property

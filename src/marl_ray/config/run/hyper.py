@@ -94,7 +94,7 @@ class HyperParameters(Config):
     dynamic_sampling: Refills = 0
     """Number of times that groups whose members all score the same are played again from another start."""
     overlong_filter: bool = False
-    """Leave sequences that were cut at the horizon out of the loss."""
+    """Leave sequences that were truncated at the horizon out of the loss."""
     overlong_buffer: NonNegativeInt = 0
     """Last steps before the horizon in which the reward is lowered, linearly down to -`overlong_penalty`; 0 turns it off."""
     overlong_penalty: PositiveFloat = 1.0

@@ -139,8 +139,8 @@ class TrainConfig(Config):
     horizon: PositiveInt = 64
     """Steps of each copy per batch; a batch is env_copies x horizon environment steps."""
     rollout: Literal["auto", "steps", "episodes"] = "auto"
-    """`steps`: every copy plays on where the last batch ended. `episodes`: every copy plays one episode from its start, cut
-    at `horizon`. `auto`: episodes where an algorithm needs them whole."""
+    """`steps`: every copy plays on where the last batch ended. `episodes`: every copy plays one episode from its start,
+    truncated at `horizon`. `auto`: episodes where an algorithm needs them whole."""
     overlap: bool = False
     """Play the next batch while the team learns from the last one, by weights that are one update older; the loss's ratios
     are to the probabilities of those. For environments that wait or compute outside of Python."""

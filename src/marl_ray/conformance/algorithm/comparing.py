@@ -49,17 +49,17 @@ BUDGETS = (0.9, 1.1)
 """Budgets by cost signal, which uniform policies exceed: their costs are about 1.8 and 2.2."""
 EXACT_COSINE = 0.9999
 """Minimum cosine of two gradients that are equal but for the rounding of float32."""
-SUMS_AFTER_CUT = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATE_COUNT)}
-"""State -> reward and costs that would follow a cut there."""
+SUMS_AFTER_TRUNCATION = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATE_COUNT)}
+"""State -> reward and costs that would follow a truncation there."""
 
 
 def begin_run(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
-    """Return a run of a game in which a cut episode continues, if the algorithm counts what follows a cut."""
+    """Return a run of a game in which a truncated episode continues, if the algorithm counts what follows."""
     after = truth.zero_sums()
     if not (case.ends or whole_episodes(algorithm)):
         after = {
             state: (reward * rewarded, *(c * priced for c in costs))
-            for state, (reward, *costs) in SUMS_AFTER_CUT.items()
+            for state, (reward, *costs) in SUMS_AFTER_TRUNCATION.items()
         }
     priced = priced and spec_of(algorithm).needs_costs
     game = {"rewarded": rewarded, "priced": priced, **options.pop("game", {})}

@@ -59,9 +59,9 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
             strength = strengths[number][signal].multiplier if strengths[number] else float(signal == 0)
             by_logit = truth.gradient(game_run.rules, game_run.uniform, 1 + signal, game_run.after)
             true = true + strength * game_run.weight_gradient(number, by_logit)
-        problem = describe_angle("the gradient of J_c", learner_access.actor_gradient(learner), true)
-        if problem:
-            return problem
+        difference = describe_angle("the gradient of J_c", learner_access.actor_gradient(learner), true)
+        if difference:
+            return difference
     return None
 
 
@@ -111,11 +111,11 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
             decisions = truth.decisions(rules, _uniform(case), number)
             for signal, violation in enumerate(violations):
                 true = (measured[signal] - BUDGETS[signal]) / decisions
-                problem = describe_difference(
+                difference = describe_difference(
                     f"the violation per decision in batch {batch + 1}", violation, true, MEAN_TOLERANCE
                 )
-                if problem:
-                    return problem
+                if difference:
+                    return difference
     return None
 
 
@@ -147,11 +147,11 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
             now = truth.expected_returns(game_run.rules, game_run.tables(), game_run.after)
             for signal in range(SIGNAL_COUNT):
                 true = now[1 + signal] - before[1 + signal]
-                problem = describe_difference(
+                difference = describe_difference(
                     f"the change of J_c by policy {number + 1}", changes[signal], true, FIRST_ORDER_TOLERANCE
                 )
-                if problem:
-                    return problem
+                if difference:
+                    return difference
             factor, before = after, now
     return None
 
@@ -181,9 +181,11 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
         ):
             shift = now[1 + signal] - start[1 + signal]
             change = learner_access.implied_cost(old, new) - measured[1 + signal]
-            problem = describe_shift(f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift)
-            if problem:
-                return problem
+            difference = describe_shift(
+                f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift
+            )
+            if difference:
+                return difference
         members = slice(number * case.agents, (number + 1) * case.agents)
         tables[members] = ends[members]
     return None
@@ -211,9 +213,11 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
         old, new = (learner_access.multipliers(game_run)[number][signal] for game_run in (once, twice))
         change = learner_access.implied_cost(old, new) - measured[1 + signal]
         shift = now[1 + signal] - start[1 + signal]
-        problem = describe_shift("the change of J_c that the second gradient step's multiplier follows", change, shift)
-        if problem:
-            return problem
+        difference = describe_shift(
+            "the change of J_c that the second gradient step's multiplier follows", change, shift
+        )
+        if difference:
+            return difference
     return None
 
 
@@ -246,11 +250,11 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
             tables = list(game_run.uniform)
         tables[members] = ends[members]
         change = truth.expected_returns(game_run.rules, tables, game_run.after)[1] - start
-        problem = describe_difference(
+        difference = describe_difference(
             f"the change of J_c by policy {number + 1}'s step", change, -excess, LINE_SEARCH_TOLERANCE
         )
-        if problem:
-            return problem
+        if difference:
+            return difference
     return None
 
 

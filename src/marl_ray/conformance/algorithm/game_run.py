@@ -52,11 +52,11 @@ class GridPoint(NamedTuple):
     below: bool = False
     """True if the horizon is below the episode's length."""
     ends: bool = True
-    """True if episodes end by their rules; otherwise they are cut."""
+    """True if episodes end by their rules; otherwise they are truncated."""
 
     def __str__(self) -> str:
         horizon = "below" if self.below else "above"
-        end = "ended" if self.ends else "cut"
+        end = "ended" if self.ends else "truncated"
         return f"{self.policies} policies x {self.agents} agents, horizon {horizon} the episode, {end}"
 
 
@@ -72,7 +72,7 @@ def default_hyper(algorithm: str) -> HyperParameters:
 
 
 def whole_episodes(algorithm: str) -> bool:
-    """Return True if the algorithm learns from whole episodes only, so that nothing stands for what follows a cut."""
+    """Return True if the algorithm learns from whole episodes only, so that nothing stands for what follows a truncation."""
     return spec_of(algorithm).needs_whole_episodes
 
 
@@ -105,7 +105,7 @@ class GameRun:
     mixed: bool = False
     """True if copies stand at all steps of the episode, and not all at the same."""
     after: truth.After = field(default_factory=truth.zero_sums)
-    """Reward and costs that follow the end of a cut episode, as the critics know them."""
+    """Reward and costs that follow the end of a truncated episode, as the critics know them."""
     scripted: bool = True
     """True if the policies play listed actions, so that a batch holds every path; otherwise they sample."""
     micro_batch: int | None = None
@@ -178,7 +178,7 @@ class GameRun:
         if not self.text:
             return {"agents": [f"{name}_*"], "network": {"hidden": [32]}}
         model = {"preset": "tiny-0.2m", "context": 32, "chat": False}
-        # Every second of the 256 bytes ends a response; the others continue, until the limit cuts them.
+        # Every second of the 256 bytes ends a response; the others continue, until the limit truncates them.
         stop = [chr(byte) for byte in range(128)]
         return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
 

@@ -41,14 +41,14 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     for number, learner in enumerate(game_run.learners):
         measured = -learner_access.actor_gradient(learner)
         min_cosine = FITTED_CRITIC_COSINE if spec_of(algorithm).critic_first else EXACT_COSINE
-        problem = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), min_cosine)
-        if problem:
-            return problem
+        difference = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), min_cosine)
+        if difference:
+            return difference
     return None
 
 
 def no_drift(algorithm: str, case: GridPoint) -> Difference:
-    """Check that without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
+    """Check that nothing moves the policy without rewards and costs, be episodes ended or truncated at the horizon."""
     hyper = DRIFT_SETTINGS | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = begin_run(
         algorithm,
@@ -64,24 +64,24 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
         batches = game_run.collect()
         game_run.update(batches)
         for learner, batch in zip(game_run.learners, batches.values(), strict=True):
-            problem = _describe_movement(learner_access.movement(learner, batch), iteration)
-            if problem:
-                return problem
+            difference = _describe_movement(learner_access.movement(learner, batch), iteration)
+            if difference:
+                return difference
     return None
 
 
 def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
-    """Check that without rewards nothing moves a language model, though some responses end and some are cut."""
+    """Check that without rewards nothing moves a language model, though some responses end and some are truncated."""
     hyper = DRIFT_SETTINGS | {"lr": 1e-4} | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = GameRun(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
     batches = game_run.collect()
     if not all(bool(batch.terminated.any() and batch.truncated.any()) for batch in batches.values()):
-        return "the game is none: expected some responses that ended and some that were cut"
+        return "the game is none: expected some responses that ended and some that were truncated"
     game_run.update(batches)
     for learner, batch in zip(game_run.learners, batches.values(), strict=True):
-        problem = _describe_movement(learner_access.movement(learner, batch), 0)
-        if problem:
-            return problem
+        difference = _describe_movement(learner_access.movement(learner, batch), 0)
+        if difference:
+            return difference
     return None
 
 
@@ -138,12 +138,12 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
 def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     """Check that the division of a batch into passes changes no gradient."""
     hyper = FIRST_STEP_SETTINGS | {"multiplier_init": 1.0}
-    undivided, cut = (
+    undivided, divided = (
         begin_run(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
     )
-    for game_run in (undivided, cut):
+    for game_run in (undivided, divided):
         game_run.step()
-    for reference, other in zip(undivided.learners, cut.learners, strict=True):
+    for reference, other in zip(undivided.learners, divided.learners, strict=True):
         measured, true = learner_access.gradient(other), learner_access.gradient(reference)
         deviation = float((measured - true).norm() / true.norm())
         if deviation > MAX_GRADIENT_DEVIATION:
@@ -173,9 +173,9 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
             for number, learner in enumerate(game_run.learners):
                 measured = -learner_access.actor_gradient(learner)
                 what = f"with {aggregation} and one ratio a {level} the gradient of J"
-                problem = describe_angle(what, measured, game_run.weight_gradient(number, true))
-                if problem:
-                    return problem
+                difference = describe_angle(what, measured, game_run.weight_gradient(number, true))
+                if difference:
+                    return difference
     return None
 
 
@@ -208,11 +208,11 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
         by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)
         true = game_run.weight_gradient(0, by_logit)
         # `abs` descends the total variation, and k3 the divergence the other way round: not parallel, but downhill.
-        problem = describe_angle(
+        difference = describe_angle(
             f"{estimator}'s gradient", learner_access.actor_gradient(game_run.learners[0]), true, min_cosine=0.5
         )
-        if problem:
-            return problem
+        if difference:
+            return difference
     return None
 
 

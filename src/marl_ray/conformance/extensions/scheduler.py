@@ -71,7 +71,7 @@ def _check_stops(config: SweepConfig) -> str | None:
 
 
 def _check_verdicts(config: SweepConfig) -> str | None:
-    plan, problems = _make_plan(config), list[str]()
+    plan, faults = _make_plan(config), list[str]()
     decide = plan.scheduler.decide
 
     def decide_watched(trials: Any, more: int | None) -> Any:
@@ -79,19 +79,19 @@ def _check_verdicts(config: SweepConfig) -> str | None:
         waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
         for what, numbers in (("go", verdicts.go), ("stop", verdicts.stop), ("exploits", verdicts.exploits)):
             if others := set(numbers) - waiting:
-                problems.append(f"{what} has {sorted(others)}, which do not wait")
+                faults.append(f"{what} has {sorted(others)}, which do not wait")
         if both := verdicts.go & verdicts.stop:
-            problems.append(f"{sorted(both)} are in go and in stop")
+            faults.append(f"{sorted(both)} are in go and in stop")
         for number, exploit in verdicts.exploits.items():
             if not config.scheduler.hands_weights:
-                problems.append("exploits, although hands_weights of Settings is False")
+                faults.append("exploits, although hands_weights of Settings is False")
             if exploit.donor not in trials or number not in verdicts.go:
-                problems.append(f"the exploit of {number} has no donor, or {number} is not in go")
+                faults.append(f"the exploit of {number} has no donor, or {number} is not in go")
         return verdicts
 
     plan.scheduler.decide = decide_watched  # type: ignore[method-assign]
     _play_legs(plan, 2)
-    return problems[0] if problems else None
+    return faults[0] if faults else None
 
 
 def _check_ends(config: SweepConfig) -> str | None:

@@ -37,7 +37,7 @@ class CartPoleRules(NamedTuple):
     """The arguments of an environment."""
 
     limit: int
-    """Steps after which an episode is cut."""
+    """Steps after which an episode is truncated."""
     balanced_reward: float
     """The reward of a step after which the pole stands."""
     fallen_reward: float

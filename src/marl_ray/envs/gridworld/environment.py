@@ -306,12 +306,12 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
             i = index[agent]
             observations[agent] = rows[i]
             rewards[agent] = float(all_rewards[i])
-            terminated[agent] = over = bool(all_terminated[i])
-            truncated[agent] = cut = bool(all_truncated[i])
+            terminated[agent] = bool(all_terminated[i])
+            truncated[agent] = bool(all_truncated[i])
             infos[agent] = (
                 {} if before is None else {"cost": price_action(before, self.world.rows, i, moves[i], self.prices)}
             )
-            if not (over or cut):
+            if not (terminated[agent] or truncated[agent]):
                 remaining.append(agent)
         self.agents = remaining
         return observations, rewards, terminated, truncated, infos

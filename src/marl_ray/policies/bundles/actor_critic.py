@@ -236,7 +236,7 @@ class Bundle(BaseBundle):
 def save_bundle(
     folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, PolicyParts], lineage: Lineage
 ) -> Path:
-    """Write a bundle as `folder/DIGEST[:16]` and return that path.
+    """Write a bundle as `folder/DIGEST[:DIGEST_DIGITS]` and return that path.
 
     The folder is complete or absent, never half-written.
     """

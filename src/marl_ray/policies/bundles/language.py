@@ -108,7 +108,7 @@ def save_token_bundle(
     policies: Mapping[str, TokenPolicy | StreamedPolicy],
     lineage: Lineage,
 ) -> Path:
-    """Write a bundle as `folder/DIGEST[:16]` and return that path.
+    """Write a bundle as `folder/DIGEST[:DIGEST_DIGITS]` and return that path.
 
     The folder is complete or absent, never half-written. `policies` are sampling copies (`plain_copy`), or, of empty
     copies, what brings their weights.

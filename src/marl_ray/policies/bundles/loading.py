@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, read_actor_critics
-from marl_ray.policies.bundles.manifest import Manifest, check_models, local_folder, read_manifest
+from marl_ray.policies.bundles.manifest import DIGEST_DIGITS, Manifest, check_models, local_folder, read_manifest
 
 if TYPE_CHECKING:
     from marl_ray.policies.bundles.language import TokenBundle
@@ -24,7 +24,9 @@ def load_bundle(
         folder = cleanup.enter_context(local_folder(str(reference), tracking_uri))
         manifest = read_manifest(folder)
         if digest is not None and manifest.digest != digest:
-            raise MarlRayError(f"bundle {str(reference)!r}: expected digest {digest[:16]}, got {manifest.digest[:16]}")
+            raise MarlRayError(
+                f"bundle {str(reference)!r}: expected digest {digest[:DIGEST_DIGITS]}, got {manifest.digest[:DIGEST_DIGITS]}"
+            )
         if isinstance(manifest, Manifest):
             return read_actor_critics(folder, manifest)
         check_models(folder, manifest)

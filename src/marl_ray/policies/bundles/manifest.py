@@ -24,6 +24,8 @@ from marl_ray.temporary_folders import temporary_folder
 FORMAT = 1
 """Version of the keys of `bundle.json`; a bundle of another version is refused."""
 MANIFEST_FILE = "bundle.json"
+DIGEST_DIGITS = 16
+"""Hexadecimal digits of a bundle's digest in the name of its folder, in messages and in the names made from it."""
 REGISTRY_PREFIX = "models:/"
 """Prefix of references to a model registry."""
 MAX_COMPARED_MODELS = 1000
@@ -161,7 +163,7 @@ class _FormatAndFamily(BaseModel):
 
 
 def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest]) -> Path:
-    """Make `folder/DIGEST[:16]` of the files that `write` writes, and return its path.
+    """Make `folder/DIGEST[:DIGEST_DIGITS]` of the files that `write` writes, and return its path.
 
     The folder is complete or absent, never half-written.
     """
@@ -173,7 +175,7 @@ def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest
         manifest = write(work)
         manifest.digest = manifest.content_digest()
         (work / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
-        target = folder / manifest.digest[:16]
+        target = folder / manifest.digest[:DIGEST_DIGITS]
         if target.exists():
             shutil.rmtree(target)
         os.replace(work, target)

@@ -117,8 +117,8 @@ class EvaluationCopies:
             costs += step.costs.sum(1)
             if not (np.isfinite(returns).all() and np.isfinite(costs).all()):
                 for c in range(count):
-                    if c not in not_finite and (problem := self._first_not_finite(step.rewards[c], step.costs[c])):
-                        not_finite[c] = f"{problem} at step {t + 1} of the episode of reset(seed={seeds[c]})"
+                    if c not in not_finite and (first := self._first_not_finite(step.rewards[c], step.costs[c])):
+                        not_finite[c] = f"{first} at step {t + 1} of the episode of reset(seed={seeds[c]})"
             lengths += playing
         truncated = [bool(agents.any()) for agents in envs.alive]
         by_policy = {name: agent_returns[:, columns].mean(1).tolist() for name, columns in self.columns.items()}

@@ -23,6 +23,7 @@ from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.call_batching import CallBatcher, cached_handle
@@ -133,7 +134,7 @@ def start_host(
     deploy, or does not run within START_S seconds.
     """
     engine_suffix = "" if size.engine == DEFAULT_ENGINE else "-" + re.sub(r"\W", "-", size.engine)
-    name = f"arm-{bundle.digest[:16]}{engine_suffix}"
+    name = f"arm-{bundle.digest[:DIGEST_DIGITS]}{engine_suffix}"
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
         host_class: type = ArmHost

@@ -53,8 +53,8 @@ def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, r
         raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}{remedy}") from error
     if answer.status_code not in (200, 201):
         try:
-            problem = answer.json()["error"]
-            text = f"{problem['field'] or 'request'}: {problem['message']}"
+            refusal = answer.json()["error"]
+            text = f"{refusal['field'] or 'request'}: {refusal['message']}"
         except (ValueError, KeyError, TypeError):
             text = " ".join(answer.text.split())[:200]
         key_source = (

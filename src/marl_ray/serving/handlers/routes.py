@@ -41,7 +41,7 @@ ROUTES = (
     Route("POST", "/batch", act.batch, "batch"),
     Route("POST", "/v1/assign", assign.assign, "assign"),
     Route("POST", "/generate", generate.generate, "generate"),
-    Route("POST", "/v1/chat/completions", chat.completions, "completions", error_body=chat.chat_error_body),
+    Route("POST", "/v1/chat/completions", chat.chat_completions, "completions", error_body=chat.chat_error_body),
     Route("POST", "/v1/completions", openai_completions.text_completions, "text_completions", error_body=error_body),
     Route("POST", "/v1/outcomes", outcomes.outcome, "outcome"),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes, "outcomes"),

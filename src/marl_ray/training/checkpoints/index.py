@@ -153,15 +153,15 @@ def own_checkpoints(
     of_run: list[StoredFolder] = []
     mismatched: list[tuple[StoredFolder, str]] = []
     for place in checkpoints_in(folder):
-        problem = _explain_mismatch(place, identity)
-        if problem:
-            mismatched.append((place, problem))
+        mismatch = _explain_mismatch(place, identity)
+        if mismatch:
+            mismatched.append((place, mismatch))
         else:
             of_run.append(place)
     if mismatched and not of_run:
-        raise MarlRayError("; ".join(problem for _, problem in mismatched))
-    for place, problem in mismatched:
-        say(f"{problem}; it is left out")
+        raise MarlRayError("; ".join(mismatch for _, mismatch in mismatched))
+    for place, mismatch in mismatched:
+        say(f"{mismatch}; it is left out")
         with contextlib.suppress(OSError, NotImplementedError):  # then the next start leaves it out again
             withdraw_manifest(place)
     for place in _list_strays(folder):

@@ -84,8 +84,8 @@ def _try_load(
     def read() -> tuple[tuple[LoadedCheckpoint, JsonMapping] | None, tuple[str, bool] | None]:
         try:
             return _read_own_part(place, manifest, learners), None
-        except (DamagedCheckpointError, OSError) as problem:
-            return None, _error_line(place, problem)
+        except (DamagedCheckpointError, OSError) as error:
+            return None, _error_line(place, error)
 
     read_part, error = run_on_all_workers(read)
     errors = [each for each in gather_from_workers(error) if each is not None]

@@ -1,6 +1,6 @@
 """Passes over a whole batch before its epochs.
 
-They evaluate it, or fit a critic to it, with equal results however the batch is divided.
+They score it, or fit a critic to it, with equal results however the batch is divided.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +27,14 @@ def with_stand_in_row(selection: Selection) -> Selection:
     return Selection(torch.zeros(1, dtype=torch.long), selection.times, selection.max_copies, True)
 
 
-def evaluate_in_passes(
+def score_in_passes(
     policy: TrainedPolicy,
     batch: Trajectories,
     shape: Shape,
-    evaluate: Callable[[Selection], Sequence[Tensor | None]],
+    score: Callable[[Selection], Sequence[Tensor | None]],
     selections: Sequence[Selection] | None = None,
 ) -> list[Tensor | None]:
-    """Call `evaluate` on every part of the batch without gradients, and join its outputs (R, T', ...) to (B, T, ...).
+    """Call `score` on every part of the batch without gradients, and join its outputs (R, T', ...) to (B, T, ...).
 
     The parts are the micro-batches of the minibatches `selections`, or of the whole batch if it is None. An output that is
     None for a part is None in the result.
@@ -46,7 +46,7 @@ def evaluate_in_passes(
         for part, _ in micro_batches(minibatch, shape, policy.pass_size, order):
             selection = with_stand_in_row(part)
             with torch.no_grad():
-                pieces = evaluate(selection)
+                pieces = score(selection)
             if selection.copies is None and selection.times is None:
                 return list(pieces)
             if not arrays:
@@ -58,7 +58,7 @@ def evaluate_in_passes(
     return arrays
 
 
-def evaluate_all(
+def score_all(
     policy: TrainedPolicy,
     inputs: object,
     batch: Trajectories,
@@ -66,10 +66,10 @@ def evaluate_all(
     shape: Shape,
     selections: Sequence[Selection] | None = None,
 ) -> Outputs:
-    """Evaluate the whole batch by the current weights, without gradients.
+    """Score the whole batch by the current weights, without gradients.
 
     The outputs are valid where `mask` (B, T) is True. `inputs` are what the family's `encode_inputs` returned. `selections`
-    are minibatches that make up the batch: evaluated in these parts, the outputs have the same bits as those of the
+    are minibatches that make up the batch: scored in these parts, the outputs have the same bits as those of the
     gradient steps' own passes.
     """
 
@@ -77,7 +77,7 @@ def evaluate_all(
         selected_mask = selection.decisions(mask, shape.agents)
         return policy.family.score_decisions(policy.model, inputs, batch, selected_mask, shape, selection)
 
-    log_probs, entropy, values, cost_values = evaluate_in_passes(policy, batch, shape, in_one_pass, selections)
+    log_probs, entropy, values, cost_values = score_in_passes(policy, batch, shape, in_one_pass, selections)
     assert log_probs is not None and entropy is not None
     return Outputs(log_probs, entropy, values, cost_values)
 
@@ -108,6 +108,6 @@ def fit_critic(policy: TrainedPolicy, inputs: object, batch: Trajectories, mask:
             parameter.grad = None  # the fit must not move a trunk that the actor shares with the critic
         clip_gradients([nn.ModuleList(policy.critics)], hyper.max_grad_norm)
         policy.optimizer.step()
-    values = evaluate_all(policy, inputs, batch, mask, shape).values
+    values = score_all(policy, inputs, batch, mask, shape).values
     assert values is not None
     return values

@@ -15,7 +15,7 @@ from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, micro_batches
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
-from marl_ray.training.learner.pass_loss import METRICS, EvaluatedPass, cost_surrogates, pass_loss
+from marl_ray.training.learner.pass_loss import PassMetrics, ScoredPass, cost_surrogates, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
@@ -30,7 +30,7 @@ def descend(
     """
     hyper, by_gradient = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
     rows = iter(prepared.sizes.tolist())
-    sums, steps = torch.zeros(len(METRICS), device=policy.device), 0
+    sums, steps = torch.zeros(len(PassMetrics._fields), device=policy.device), 0
     for epoch in prepared.minibatch_plan:
         before, steps_before = sums.clone(), steps
         for selection in epoch:
@@ -43,11 +43,11 @@ def descend(
         if (
             by_gradient
             and hyper.target_kl is not None
-            and float(sum_over_workers((sums - before)[METRICS.index("kl")])) / max(steps - steps_before, 1)
+            and float(sum_over_workers(PassMetrics(*(sums - before)).kl)) / max(steps - steps_before, 1)
             > hyper.target_kl
         ):
             break
-    means = dict(zip(METRICS, (sum_over_workers(sums) / max(steps, 1)).tolist(), strict=True))
+    means = dict(zip(PassMetrics._fields, (sum_over_workers(sums) / max(steps, 1)).tolist(), strict=True))
     for name, value in means.items():
         if not math.isfinite(value):
             raise DivergedError(f"{where}: {name} is not finite")
@@ -68,21 +68,21 @@ def _step(
 ) -> tuple[UpdateState, Tensor]:
     """Take one gradient step on a minibatch of `size` (decisions, sequences) over all workers.
 
-    Returns the state, and this worker's part of METRICS (7,). `first`: no step was taken on this batch yet.
+    Returns the state, and this worker's part of `PassMetrics`, (7,). `first`: no step was taken on this batch yet.
     """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
     parts = list(micro_batches(selection, prepared.shape, policy.pass_size, prepared.order))
-    only = EvaluatedPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
+    only = ScoredPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
         gates = _penalty_gates(policy, state, prepared, parts, only, size, first)
     policy.optimizer.zero_grad(set_to_none=True)
-    metrics = torch.zeros(len(METRICS), device=policy.device)
+    metrics = torch.zeros(len(PassMetrics._fields), device=policy.device)
     moved = torch.zeros(len(policy.budgets), device=policy.device)
     for part, last in parts:
         if len(parts) > 1:
             policy.family.begin_pass(policy.model, last)
-        current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
+        current = only if only is not None else ScoredPass(policy, state, prepared, part, first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
         backward_over_workers(loss)
@@ -98,7 +98,7 @@ def _step(
     critics = policy.critics if not spec.critic_first else []
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
     policy.optimizer.step()
-    metrics[METRICS.index("grad_norm")] = norms[0] / rank_and_world_size()[1]  # a norm is global already
+    metrics[PassMetrics._fields.index("grad_norm")] = norms[0] / rank_and_world_size()[1]  # a norm is global already
     if policy.algorithm.every_step and costs.means is not None and costs.episodes:
         shift = (sum_over_workers(moved) * costs.decisions).tolist()
         triples = zip(state.multipliers, costs.means, shift, strict=True)
@@ -112,7 +112,7 @@ def _penalty_gates(
     state: UpdateState,
     prepared: PreparedBatch,
     parts: Sequence[tuple[Selection, bool]],
-    only: EvaluatedPass | None,
+    only: ScoredPass | None,
     size: Sequence[float],
     first: bool,
 ) -> Tensor:
@@ -123,6 +123,6 @@ def _penalty_gates(
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:
-            current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
+            current = only if only is not None else ScoredPass(policy, state, prepared, part, first)
             sums += cost_surrogates(policy, current, size[0]).detach()
     return exact_penalty_weights(sum_over_workers(sums), prepared.violations, policy.hyper.penalty)

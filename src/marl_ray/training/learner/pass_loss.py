@@ -4,6 +4,7 @@ It is this worker's part of the loss of the minibatch over all workers.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +22,27 @@ from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
-METRICS = ("policy_loss", "value_loss", "cost_value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
+
+class PassMetrics(NamedTuple):
+    """The metrics of a pass, each a scalar, or one row of a tensor (7,)."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    cost_value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    grad_norm: Tensor
+    """Norm of the gradient of the whole step; a pass has 0."""
 
 
-class EvaluatedPass:
-    """One micro-batch of R rows and T' steps, evaluated by the current weights with gradients."""
+class ScoredPass:
+    """One micro-batch of R rows and T' steps, scored by the current weights with gradients."""
 
     def __init__(
         self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, selection: Selection, first: bool
     ):
-        """Evaluate the selection; `first` is True before the first gradient step on this batch."""
+        """Score the selection; `first` is True before the first gradient step on this batch."""
         shape = prepared.shape
         selection = with_stand_in_row(selection)
         self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
@@ -56,46 +68,46 @@ class EvaluatedPass:
         return token_ratio(self.log_probs, self.old_log_probs)
 
 
-def cost_surrogates(policy: TrainedPolicy, evaluated: EvaluatedPass, decisions: float) -> Tensor:
+def cost_surrogates(policy: TrainedPolicy, scored: ScoredPass, decisions: float) -> Tensor:
     """Return this pass's part (K,) of the mean pessimistic cost surrogates over `decisions` of all workers."""
-    terms = pessimistic_cost_surrogate(evaluated.ratio[..., None], evaluated.cost_advantages, policy.hyper.clip)
-    return (terms * evaluated.mask[..., None]).sum((0, 1)) / max(decisions, 1)
+    terms = pessimistic_cost_surrogate(scored.ratio[..., None], scored.cost_advantages, policy.hyper.clip)
+    return (terms * scored.mask[..., None]).sum((0, 1)) / max(decisions, 1)
 
 
 def pass_loss(
     policy: TrainedPolicy,
     state: UpdateState,
     prepared: PreparedBatch,
-    current: EvaluatedPass,
+    current: ScoredPass,
     size: Sequence[float],
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of METRICS (7,).
+    """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of `PassMetrics` as a tensor (7,).
 
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
     algorithm = policy.algorithm
     hyper = policy.hyper
-    part = current.selection.take
+    take = current.selection.take
     agents = prepared.shape.agents
-    tokens, sequences = size
-    weights = loss_weights(current.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
-    mean = current.mask / max(size[0], 1)
+    decisions, sequences = size
+    weights = loss_weights(current.mask, hyper.aggregation, decisions, sequences, policy.settings.horizon)
+    decision_weights = current.mask / max(decisions, 1)
     advantages = current.advantages
     if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
         advantages = combine_advantages(advantages, current.cost_advantages, strengths, algorithm.rescale)
-    decisions = PolicyLossInputs(
+    inputs = PolicyLossInputs(
         current.log_probs,
         current.old_log_probs,
         advantages,
         current.mask,
-        part(prepared.behaviour_log_probs, agents),
-        part(prepared.batch.values, agents),
-        None if prepared.reference is None else part(prepared.reference, agents),
+        take(prepared.behaviour_log_probs, agents),
+        take(prepared.batch.values, agents),
+        None if prepared.reference is None else take(prepared.reference, agents),
     )
-    result = algorithm.policy_loss(decisions, hyper)  # the named algorithm's own formula: a loss per decision
+    result = algorithm.policy_loss(inputs, hyper)  # the named algorithm's own formula: a loss per decision
     for key in ("loss", "clipped"):
         shape = getattr(getattr(result, key, None), "shape", None)
         if shape != current.mask.shape:  # torch would broadcast another shape over the decisions
@@ -105,47 +117,54 @@ def pass_loss(
             )
     terms = result.loss  # (R, T'); the weights below turn it into this pass's part of the minibatch's mean
     if prepared.importance is not None:
-        terms = terms * part(prepared.importance, agents)
+        terms = terms * take(prepared.importance, agents)
     policy_loss = (terms * weights).sum()
     entropy = (current.entropy * weights).sum()
     loss = policy_loss - state.entropy_coef * entropy
-    if hyper.kl_coef and decisions.reference_log_probs is not None and hyper.kl_place == "loss":
-        divergence = kl_estimate(current.log_probs, decisions.reference_log_probs, hyper.kl_estimator)
+    if hyper.kl_coef and inputs.reference_log_probs is not None and hyper.kl_place == "loss":
+        divergence = kl_estimate(current.log_probs, inputs.reference_log_probs, hyper.kl_estimator)
         loss = loss + state.kl_coef * (divergence * weights).sum()
     if gates.any():
-        loss = loss + (gates * cost_surrogates(policy, current, size[0])).sum()
+        loss = loss + (gates * cost_surrogates(policy, current, decisions)).sum()
     if algorithm.spec.constraint == "trust_region":
         loss = loss.new_zeros(())  # the actor has its step already
-    value, cost_value = _value_losses(policy, prepared, current, mean)
+    value, cost_value = _value_losses(policy, prepared, current, decision_weights)
     log_ratio = (current.log_probs - current.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    metrics = [
-        *(policy_loss, value, cost_value, (current.entropy * mean).sum()),
-        *(((log_ratio.exp() - 1 - log_ratio) * mean).sum(), (result.clipped * mean).sum()),
-        loss.new_zeros(()),
-    ]
+    metrics = PassMetrics(
+        policy_loss=policy_loss,
+        value_loss=value,
+        cost_value_loss=cost_value,
+        entropy=(current.entropy * decision_weights).sum(),
+        kl=((log_ratio.exp() - 1 - log_ratio) * decision_weights).sum(),
+        clip_fraction=(result.clipped * decision_weights).sum(),
+        grad_norm=loss.new_zeros(()),
+    )
     return loss + hyper.value_coef * (value + cost_value), torch.stack(metrics).detach()
 
 
 def _value_losses(
-    policy: TrainedPolicy, prepared: PreparedBatch, current: EvaluatedPass, mean: Tensor
+    policy: TrainedPolicy, prepared: PreparedBatch, current: ScoredPass, decision_weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the losses of the critic and of all cost critics; 0 where there is no such critic.
 
-    `mean` (R, T') weighs decisions.
+    `decision_weights` (R, T') are 1 over the number of decisions, and 0 where none is trained on.
     """
     algorithm = policy.algorithm
     hyper = policy.hyper
-    part = current.selection.take
+    take = current.selection.take
     agents = prepared.shape.agents
     value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
     if prepared.returns is not None and current.values is not None:
-        valued = ValueLossInputs(current.values, current.old_values, part(prepared.returns, agents))
-        value = (algorithm.value_loss(valued, hyper) * mean).sum()
+        valued = ValueLossInputs(current.values, current.old_values, take(prepared.returns, agents))
+        value = (algorithm.value_loss(valued, hyper) * decision_weights).sum()
     if prepared.cost_returns is not None and current.cost_values is not None:
-        valued = ValueLossInputs(current.cost_values, current.old_cost_values, part(prepared.cost_returns, agents))
+        valued = ValueLossInputs(current.cost_values, current.old_cost_values, take(prepared.cost_returns, agents))
         signals = zip(*(x.unbind(-1) for x in valued), strict=True)
         cost_value = sum(
-            ((algorithm.value_loss(ValueLossInputs(*of_signal), hyper) * mean).sum() for of_signal in signals),
+            (
+                (algorithm.value_loss(ValueLossInputs(*of_signal), hyper) * decision_weights).sum()
+                for of_signal in signals
+            ),
             cost_value,
         )
     return value, cost_value

@@ -211,8 +211,8 @@ class EngineActors(Engine):
                 ray.get([actor.machine_name.remote() for actor in self._own_actors], timeout=PLACE_S)
             except ray.exceptions.GetTimeoutError:
                 resources = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
-                problem = f"no place with {resources} on one node was free within {PLACE_S:g} s"
-                return labels, EngineLostError(f"{self._where}: {problem}")
+                reason = f"no place with {resources} on one node was free within {PLACE_S:g} s"
+                return labels, EngineLostError(f"{self._where}: {reason}")
             self._collect_results(
                 [actor.start.remote() for actor in self._own_actors], "start", max(ANSWER_S, spec.start_s)
             )

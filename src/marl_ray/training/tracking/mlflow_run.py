@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from marl_ray.config import RunConfig, config_hash, resolve_tracking_uri
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.tracking.sinks import finite_metrics
 
@@ -212,7 +213,7 @@ class MlflowRun:
             (number for number, registered in versions.items() if registered.tags.get("digest") == digest), None
         )
         if number is None:
-            folder = f"bundles/{digest[:16]}"
+            folder = f"bundles/{digest[:DIGEST_DIGITS]}"
             self.store_artifact(bundle, folder)
             if not self.client.search_registered_models(f"name = '{name}'"):
                 self.client.create_registered_model(name)

@@ -100,7 +100,7 @@ class SweepMlflowRuns:
         from marl_ray.policies.bundles.loading import load_bundle
 
         versions: list[str] = []
-        problems: list[str] = []
+        errors: list[str] = []
 
         def make() -> None:
             try:
@@ -110,11 +110,11 @@ class SweepMlflowRuns:
                 self.parent.tag({"winner": f"{record.number:04d}"})
                 versions.append(version)
             except Exception as error:
-                problems.append(one_line(error))
+                errors.append(one_line(error))
 
         run_within(END_S, make)
         if not versions:
-            why = problems[0] if problems else f"MLflow did not answer within {END_S:g} s"
+            why = errors[0] if errors else f"MLflow did not answer within {END_S:g} s"
             self._say(f"the winner is not registered in MLflow yet ({why}); the same command registers it")
         return versions[0] if versions else ""
 

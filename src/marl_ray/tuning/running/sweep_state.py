@@ -49,7 +49,7 @@ class RunningSweep:
         self.plan = SweepPlan(config, records, self.exploit, self.needs.check, self.save_and_show)
         self.mlflow_runs = SweepMlflowRuns(config, records, lease.owns)
         self.events = EventFiles(folder, self.warn)
-        self._save_problem = ""
+        self._save_error = ""
         """The reason why the records are not up to date; empty while they are."""
 
     def __getstate__(self) -> dict[str, object]:
@@ -64,12 +64,12 @@ class RunningSweep:
         """
         from marl_ray.tuning.running.ray_tune import LegCalls, run_legs
 
-        need, problem = self.needs.biggest(self.plan.values_left())
-        if need is None and problem:
+        need, reason = self.needs.biggest(self.plan.values_left())
+        if need is None and reason:
             for record in retried:
                 self.plan.refuse_unfit(record)
             if self.plan.has_work():
-                raise MarlRayError(problem)
+                raise MarlRayError(reason)
             return
         concurrent = min(count_slots(need or TrialResources(1, 1.0, False)), self.config.max_concurrent or sys.maxsize)
         calls = LegCalls(self.begin_leg, self.note_leg_end, self.note_rows, self.is_over)
@@ -100,10 +100,10 @@ class RunningSweep:
     def note_leg_end(self, leg: Leg, result: JsonMapping | None, failed: bool) -> None:
         """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
-        problem = {"error": "its process was lost again and again"} if failed else {}
+        loss = {"error": "its process was lost again and again"} if failed else {}
         for note in (result or {}).get("notes", ()):
             self.warn(f"trial {leg.number:04d}: {note}")
-        self.plan.note_leg_end(leg.number, result or problem or None, failed, leg.until)
+        self.plan.note_leg_end(leg.number, result or loss or None, failed, leg.until)
 
     def next_leg(self, record: TrialRecord) -> Leg:
         """Return the record's next leg, with a run config for each seed."""
@@ -160,11 +160,11 @@ class RunningSweep:
                 self.file.save_all()
             else:
                 self.file.save(*changed, durable=durable)
-            self._save_problem = ""
+            self._save_error = ""
         except OSError as error:
-            if not self._save_problem:
+            if not self._save_error:
                 self.warn(f"{SWEEP_FILE} is not up to date: {one_line(error)}")
-            self._save_problem = one_line(error)
+            self._save_error = one_line(error)
 
     def warn(self, text: str) -> None:
         """Print a line about the sweep for people."""

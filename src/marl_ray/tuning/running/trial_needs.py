@@ -57,13 +57,13 @@ class TrialNeeds:
         MAX_LISTED_TRIALS are compared.
         """
         biggest: TrialResources | None = None
-        problem = ""
+        reason = ""
         for values in itertools.islice(configurations, MAX_LISTED_TRIALS):
             try:
                 need = self.need(values)
             except MarlRayError as error:
-                problem = str(error)
+                reason = str(error)
                 continue
             if biggest is None or need.total["CPU"] > biggest.total["CPU"]:
                 biggest = need
-        return biggest, problem
+        return biggest, reason

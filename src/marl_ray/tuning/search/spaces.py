@@ -63,9 +63,9 @@ def check_space(config: SweepConfig) -> None:
         if all(key in keys for keys in unread):
             is_hyper = key.rpartition(".")[2] in HyperParameters.model_fields
             hyper_keys = [f"{key.rpartition('.')[0]}.{name}" for name in HyperParameters.model_fields]
-            problem = f"unknown key {key!r}{did_you_mean(key, hyper_keys)}"
-            problem = f"{key}: no algorithm of this sweep reads it" if is_hyper else problem
-            raise MarlRayError(f"sweep {config.name!r}: {problem}")
+            mistake = f"unknown key {key!r}{did_you_mean(key, hyper_keys)}"
+            mistake = f"{key}: no algorithm of this sweep reads it" if is_hyper else mistake
+            raise MarlRayError(f"sweep {config.name!r}: {mistake}")
 
 
 def draw(config: SweepConfig, number: int, fixed: JsonMapping | None = None) -> Values:

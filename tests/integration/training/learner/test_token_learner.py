@@ -14,7 +14,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
-from marl_ray.training.learner.pass_loss import EvaluatedPass
+from marl_ray.training.learner.pass_loss import ScoredPass
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
@@ -118,6 +118,6 @@ def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
     policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
     plan = [minibatches(0, 0, 0, 1, shape, True)]
     ready, state, _ = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
-    entropy = EvaluatedPass(policy, state, ready, plan[0][0], True).entropy
+    entropy = ScoredPass(policy, state, ready, plan[0][0], True).entropy
     assert entropy.requires_grad == bool(coefficient)
     assert entropy.any()

@@ -15,7 +15,7 @@ dt, .small { color: GrayText; font-size: .85rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; }
 .small { overflow-wrap: anywhere; }
-.problem { border-left: .25rem solid #c33; padding-left: .6rem; }
+.fault { border-left: .25rem solid #c33; padding-left: .6rem; }
 img { display: block; max-width: min(100%, 44rem); margin-top: .4rem; border: 1px solid GrayText; }
 """
 
@@ -47,8 +47,8 @@ def _step_section(number: int, step: JsonMapping) -> str:
     if "\n" in action.strip():
         parts.append(f"<pre>{escape(action.strip())}</pre>")
     if step.get("note"):
-        parts.append(f'<p class="problem">{escape(str(step["note"]))}</p>')
-    parts += [f'<p class="problem">{escape(str(text))}</p>' for text in step.get("dialogs", ())]
+        parts.append(f'<p class="fault">{escape(str(step["note"]))}</p>')
+    parts += [f'<p class="fault">{escape(str(text))}</p>' for text in step.get("dialogs", ())]
     facts = [str(step.get("url", ""))]
     facts += [f"{step['seconds']:.2f} s"] if "seconds" in step else []
     facts += [f"ends the episode: {step['ending']}, score {step['score']:g}"] if step.get("ending") else []
@@ -57,7 +57,7 @@ def _step_section(number: int, step: JsonMapping) -> str:
     parts.append(
         f'<img src="{escape(str(picture))}" alt="the page afterwards">'
         if picture
-        else f'<p class="problem">{escape(str(step.get("screenshot", "no screenshot")))}</p>'
+        else f'<p class="fault">{escape(str(step.get("screenshot", "no screenshot")))}</p>'
     )
     return f"<section>{''.join(parts)}</section>\n"
 

@@ -8,6 +8,7 @@ import orjson
 
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import consists_of
+from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.serving.handlers.acting.act import answer_act
 from marl_ray.serving.handlers.open_inference.models import (
     ACTION_SUFFIX,
@@ -73,7 +74,7 @@ async def infer(service: Service, request: Request) -> Response:
     arms = service.endpoints.routers[act_answer["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
-        "model_version": arms[act_answer["arm"]].bundle.digest[:16],
+        "model_version": arms[act_answer["arm"]].bundle.digest[:DIGEST_DIGITS],
         "parameters": {name: value for name, value in act_answer.items() if name not in ("actions", "log_probs")},
         "outputs": outputs,
     }

@@ -46,7 +46,7 @@ CHAT_FIELDS = (
 FORMATS = ("text", "json_object")
 
 
-async def completions(service: Service, request: Request) -> Response | Stream:
+async def chat_completions(service: Service, request: Request) -> Response | Stream:
     """Answer `POST /v1/chat/completions`."""
     service.admission.admit(request, "inference")
     data = await request.read_object(CHAT_FIELDS)

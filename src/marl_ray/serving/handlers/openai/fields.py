@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_text
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
@@ -159,7 +160,7 @@ async def assign_request(
 
 def answer_fields(writer: TextResponseWriter, head: JsonMapping, kind: str, choices: list[Any]) -> JsonObject:
     """Return the fields that a complete answer and the parts of a stream share."""
-    return {**head, "object": kind, "system_fingerprint": writer.digest[:16], "choices": choices}
+    return {**head, "object": kind, "system_fingerprint": writer.digest[:DIGEST_DIGITS], "choices": choices}
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:

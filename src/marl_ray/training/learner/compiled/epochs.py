@@ -24,7 +24,7 @@ from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.compiled.flat_state import FlatState
 from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.optimizers import backward_over_workers, local_part
-from marl_ray.training.learner.pass_loss import EvaluatedPass, pass_loss
+from marl_ray.training.learner.pass_loss import ScoredPass, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
@@ -106,8 +106,8 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
     batch = CompiledBatch(policy, state, prepared)
     compiled = batch.gradient(flat.weights, batch.decision_numbers(selection), size[0], np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
-    evaluated = EvaluatedPass(policy, state, prepared, selection, True)
-    loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
+    scored = ScoredPass(policy, state, prepared, selection, True)
+    loss, _ = pass_loss(policy, state, prepared, scored, size, torch.zeros(0))
     backward_over_workers(loss)
     worst = 0.0
     for parameter, expected in flat.worker_parts(compiled):

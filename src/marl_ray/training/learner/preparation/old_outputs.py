@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.losses.kl import kl_estimate
-from marl_ray.training.learner.forward_passes import evaluate_all, evaluate_in_passes
+from marl_ray.training.learner.forward_passes import score_all, score_in_passes
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.normalizers import normalize
 from marl_ray.training.learner.prepared_batch import OldOutputs
@@ -35,7 +35,7 @@ def take_old_outputs(
     if not policy.recomputes or not (sum(map(len, minibatch_plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
     needs_all = hyper.kl_coef or policy.estimates_values
-    outputs = evaluate_all(policy, inputs, batch, batch.mask if needs_all else mask, shape, minibatch_plan[0])
+    outputs = score_all(policy, inputs, batch, batch.mask if needs_all else mask, shape, minibatch_plan[0])
     return OldOutputs(
         outputs.log_probs,
         values if outputs.values is None else outputs.values,
@@ -52,7 +52,7 @@ def reference_log_probs(
     """
     if not policy.needs_reference:
         return None
-    (log_probs,) = evaluate_in_passes(
+    (log_probs,) = score_in_passes(
         policy,
         batch,
         shape,
@@ -80,5 +80,5 @@ def estimate_divergence(
         return torch.zeros_like(old_log_probs)
     log_probs = old_log_probs
     if policy.settings.learns_from_served:  # the old log-probabilities are those of the policies that wrote the batch
-        log_probs = evaluate_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
+        log_probs = score_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
     return kl_estimate(log_probs, reference, hyper.kl_estimator)
