@@ -9,13 +9,13 @@ from functools import partial
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import experiments, operations, outcomes, ui
 from marl_ray.serving.handlers.acting import act, assign
+from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as open_inference_models
 from marl_ray.serving.handlers.openai import chat
 from marl_ray.serving.handlers.openai import completions as openai_completions
 from marl_ray.serving.handlers.openai import models as openai_models
 from marl_ray.serving.handlers.openai.fields import error_body
-from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.texts import generate
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.http.route import Route
