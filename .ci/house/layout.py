@@ -74,14 +74,16 @@ def is_benchmark(file: SourceFile) -> bool:
 
 
 def repeated_folders(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the modules and benchmarks whose names repeat the name of their folder.
+    """Yield the modules, benchmarks and tests whose names repeat the name of their folder.
 
-    One such as `engines/torch_engine.py` does not count, because without the folder's name it has that of a package.
+    One such as `engines/torch_engine.py` does not count, because without the folder's name it has that of a package;
+    nor one such as `runs/test_runs.py`, which would have no name.
     """
     for file in files:
-        folder, words = file.path.parent.name, file.path.stem.split("_")
+        folder, words = file.path.parent.name, file.path.stem.removeprefix("test_").split("_")
         other_words = [word for word in words if word.removesuffix("s") != folder.removesuffix("s")]
-        is_checked = bool(file.module) or is_benchmark(file)
+        is_named_test = file.path.name.startswith("test_") and bool(other_words)
+        is_checked = bool(file.module) or is_benchmark(file) or is_named_test
         if is_checked and other_words != words and "_".join(other_words) not in packages_beside(file):
             yield file.finding(None, f"expected a name that does not repeat the folder's, {folder}")
 

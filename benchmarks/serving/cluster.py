@@ -27,7 +27,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
 from marl_ray.policies.bundles.manifest import Lineage
-from marl_ray.serving.client.deploy import deploy
+from marl_ray.serving.administration.deploy import deploy
 
 CPUS = 0.25
 """CPUs that a replica books in Ray's accounts: several applications stand beside each other, one at a time has traffic."""

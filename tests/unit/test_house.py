@@ -104,6 +104,8 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "    def _send(self): ...\n\n\n"
             "Slow(_private)\n"
         ),
+        "tests/e2e/wheels/test_wheel_size.py": "",
+        "tests/e2e/wheels/test_wheels.py": "",
         "tests/support/limits.py": (
             "ROWS, SIZE = 2, 3\n"
             '"""Maximum number of rows, and of their bytes."""\n'
@@ -146,6 +148,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/training/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's "
         "of json_types.py, or object for what is passed on or checked",
         "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
+        "tests/e2e/wheels/test_wheel_size.py:1: expected a name that does not repeat the folder's, wheels",
         "tests/support/limits.py:1: the limit ROWS does not begin with MAX_ or MIN_",
         "tests/support/limits.py:3: the limit LONGEST_LINE does not begin with max_ or min_",
         "tests/support/limits.py:6: the limit most_rows does not begin with max_ or min_",

@@ -14,7 +14,7 @@ import numpy as np
 from marl_ray.api.calls import named_arguments
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.client.admin import ask_with, key_headers
+from marl_ray.serving.administration.requests import ask_with, key_headers
 
 
 @dataclass(frozen=True)

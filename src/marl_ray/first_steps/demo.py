@@ -153,7 +153,7 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
 def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything, and return its name."""
     from marl_ray.envs.registry import make_env
-    from marl_ray.serving.client.admin import deploy_bundle
+    from marl_ray.serving.administration.requests import deploy_bundle
     from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents
     from marl_ray.training.team.families.actor_critics import ActorCriticTeam
 
@@ -170,8 +170,8 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment:
     """Play episodes over HTTP until the router has decided on the experiment, at most `episodes`."""
     from marl_ray.envs.registry import make_env
-    from marl_ray.serving.client.admin import ask
-    from marl_ray.serving.client.play import play_episodes
+    from marl_ray.serving.administration.requests import ask
+    from marl_ray.serving.play import play_episodes
 
     key, played_episodes = os.environ["MARL_RAY_API_KEY"], list[Any]()
     while len(played_episodes) < episodes:

@@ -63,7 +63,7 @@ def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, o
     Its data lie in `folder` beside the MLflow database and the file of keys.
     """
     from marl_ray.cluster.local_ray import free_port
-    from marl_ray.serving.client.deploy import deploy
+    from marl_ray.serving.administration.deploy import deploy
 
     deployed = deploy(
         {

@@ -32,7 +32,7 @@ from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
 from marl_ray.cluster.lint.schemas import schemas
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.serving.client.lint import lint_serve_config
+from marl_ray.serving.administration.lint import lint_serve_config
 from marl_ray.serving.logs.metrics import GatewayMetrics
 
 ROOT = CHART.parents[1]

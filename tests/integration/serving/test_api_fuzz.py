@@ -15,7 +15,7 @@ from toy_serving.gateways import AGENTS, SEES, bearer
 from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
 from waiting import until
 
-from marl_ray.serving.handlers.openapi.document import openapi
+from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES
 from marl_ray.serving.http.route import Route
 

@@ -21,9 +21,9 @@ from toy_serving.text_gateways import make_text_bundle, text_config
 from toy_serving.undeploying import undeploy
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
+from marl_ray.serving.administration.deploy import deploy
+from marl_ray.serving.administration.requests import deploy_bundle, report_lines
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.client.admin import deploy_bundle, report_lines
-from marl_ray.serving.client.deploy import deploy
 
 pytestmark = pytest.mark.shared_ray("two")
 

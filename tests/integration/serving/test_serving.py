@@ -21,7 +21,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
 from marl_ray.policies.bundles.manifest import Lineage
-from marl_ray.serving.client.deploy import deploy
+from marl_ray.serving.administration.deploy import deploy
 
 pytestmark = pytest.mark.shared_ray("one")
 

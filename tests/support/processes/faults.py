@@ -29,7 +29,7 @@ CHILD = """
 import json, sys
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.client.deploy import deploy
+from marl_ray.serving.administration.deploy import deploy
 with local_ray(num_cpus=2) as ray:
     print(json.dumps({"folder": str(ray.temp_dir), "dashboard": ray.dashboard_url, "token": ray.token}), flush=True)
     for line in sys.stdin:

@@ -212,7 +212,7 @@ def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path):
 
 def test_forms_of_results_are_those_of_their_types():
     from marl_ray.evaluation.off_policy.estimates import OffPolicyEstimate
-    from marl_ray.serving.handlers.openapi.answers import ExperimentReport
+    from marl_ray.serving.handlers.api_description.answers import ExperimentReport
     from marl_ray.serving.logs.export import ExportSummary
     from marl_ray.training.run_result import RunResult
 

@@ -41,7 +41,7 @@ def plan_experiment(
     One look at the end and the test that decides at every look need different numbers; with NAME it also says days.
     """
     from marl_ray.experiments.designs.planning import sample_sizes
-    from marl_ray.serving.client.analysis import PlanningNumbers, read_planning_numbers
+    from marl_ray.serving.administration.analysis import PlanningNumbers, read_planning_numbers
 
     defaults = PlanningNumbers() if name is None else read_planning_numbers(database, name)
     inputs = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
@@ -109,7 +109,7 @@ def analyse(
     It makes Welch's tests with Holm's correction, CUPED, and exact bounds, of the outcome and of the guardrails, over
     the sessions whose windows are over.
     """
-    from marl_ray.serving.client.analysis import analyse
+    from marl_ray.serving.administration.analysis import analyse
 
     result = analyse(database, name, covariate, tuple(metric or ()), alpha)
     show(as_json, result, result.lines())

@@ -27,7 +27,7 @@ def experiment_create(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config import ExperimentConfig, load_config
-    from marl_ray.serving.client.admin import ask, report_lines
+    from marl_ray.serving.administration.requests import ask, report_lines
 
     body = load_config(ExperimentConfig, config).model_dump(mode="json") | {"reason": reason}
     report = ask(url, "/v1/experiments", body)
@@ -37,7 +37,7 @@ def experiment_create(
 @experiment_app.command("ls")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """List the experiments of the gateway."""
-    from marl_ray.serving.client.admin import ask
+    from marl_ray.serving.administration.requests import ask
 
     rows = ask(url, "/v1/experiments")["experiments"]
     shares = [", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items()) for row in rows]
@@ -51,7 +51,7 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> N
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """Show an experiment's state, traffic, outcomes and decisions."""
-    from marl_ray.serving.client.admin import ask, report_lines
+    from marl_ray.serving.administration.requests import ask, report_lines
 
     report = ask(url, f"/v1/experiments/{name}")
     show(as_json, report, report_lines(report))
@@ -66,7 +66,7 @@ def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     from rich.console import Console
     from rich.live import Live
 
-    from marl_ray.serving.client.admin import report_lines, watch
+    from marl_ray.serving.administration.requests import report_lines, watch
 
     with Live(auto_refresh=False, console=Console(stderr=as_json)) as live:
         for report in watch(url, name):
@@ -80,7 +80,7 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     """Show every change of an experiment: when, by whom, why."""
     from datetime import UTC, datetime
 
-    from marl_ray.serving.client.admin import ask
+    from marl_ray.serving.administration.requests import ask
 
     def entry_line(entry: JsonObject) -> str:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
@@ -144,7 +144,7 @@ def _add_change_command(action: str, text: str) -> None:
         url: GatewayUrl = LOCAL_GATEWAY,
         as_json: Json = False,
     ) -> None:
-        from marl_ray.serving.client.admin import ask
+        from marl_ray.serving.administration.requests import ask
 
         body = {"reason": reason} | ({"arm": arm} if arm else {})
         report = ask(url, f"/v1/experiments/{name}/{action}", body)

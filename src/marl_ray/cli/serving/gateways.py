@@ -39,7 +39,7 @@ def serve(
 
         serve_locally(config, timeout_s)
         return
-    from marl_ray.serving.client.deploy import deploy
+    from marl_ray.serving.administration.deploy import deploy
 
     with only_result(as_json):
         urls = deploy(config, address, timeout_s).urls
@@ -57,7 +57,7 @@ def lint(
     """
     from marl_ray.cluster.lint.documents import embedded_serve_config, is_manifest, read_documents
     from marl_ray.cluster.lint.linter import ADVICE_PREFIX, lint_manifest, replica_pods
-    from marl_ray.serving.client.lint import lint_serve_config
+    from marl_ray.serving.administration.lint import lint_serve_config
 
     findings: list[str] = []
     for path in files:
@@ -124,7 +124,7 @@ def deploy(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.serving.client.admin import ask, deploy_bundle, report_lines
+    from marl_ray.serving.administration.requests import ask, deploy_bundle, report_lines
 
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from functools import partial
 
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.serving.handlers import experiments, operations, outcomes, ui
+from marl_ray.serving.handlers import experiments, outcomes, ui, upkeep
 from marl_ray.serving.handlers.acting import act, assign
+from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as open_inference_models
 from marl_ray.serving.handlers.openai import chat
 from marl_ray.serving.handlers.openai import completions as openai_completions
 from marl_ray.serving.handlers.openai import models as openai_models
 from marl_ray.serving.handlers.openai.fields import error_body
-from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.texts import generate
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.http.route import Route
@@ -45,7 +45,7 @@ ROUTES = (
     Route("POST", "/v1/completions", openai_completions.text_completions, "text_completions", error_body=error_body),
     Route("POST", "/v1/outcomes", outcomes.outcome, "outcome"),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes, "outcomes"),
-    Route("GET", "/v1/endpoints", operations.endpoints, "endpoints"),
+    Route("GET", "/v1/endpoints", upkeep.endpoints, "endpoints"),
     Route("GET", "/v1/experiments", experiments.experiments, "experiments"),
     Route("POST", "/v1/experiments", experiments.create, "create", loads=True),
     Route("GET", _EXPERIMENT, experiments.experiment, "experiment"),
@@ -55,10 +55,10 @@ ROUTES = (
         Route("POST", f"{_EXPERIMENT}/{action.value}", partial(experiments.change, action), action.value)
         for action in Action
     ),
-    Route("GET", "/v1/models", operations.models, "models"),
+    Route("GET", "/v1/models", upkeep.models, "models"),
     Route("GET", "/v1/models/{name}", openai_models.model, "model", error_body=error_body),
     Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", error_body=error_body),
-    Route("POST", "/models/{version}/load", operations.load, "load", loads=True),
+    Route("POST", "/models/{version}/load", upkeep.load, "load", loads=True),
     Route("GET", "/v2", open_inference_models.server, "server", error_body=open_inference_models.error_body),
     Route(
         "GET",
@@ -89,9 +89,9 @@ ROUTES = (
         error_body=open_inference_models.error_body,
     ),
     Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", error_body=open_inference_models.error_body),
-    Route("GET", "/health", operations.health, "health"),
-    Route("GET", "/ready", operations.readiness, "ready"),
-    Route("GET", "/metrics", operations.metrics, "metrics"),
+    Route("GET", "/health", upkeep.health, "health"),
+    Route("GET", "/ready", upkeep.readiness, "ready"),
+    Route("GET", "/metrics", upkeep.metrics, "metrics"),
     Route("GET", "/openapi.json", document, "document"),
     Route("GET", "/docs", docs),
     Route("GET", "/ui", ui.index),

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from toy_serving.gateways import SEES, act, bearer, gateway_config, make_bundle, serving, write_keys
 from toy_serving.text_gateways import make_text_bundle, text_config
 
-from marl_ray.serving.handlers.openapi.document import openapi
+from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES
 
 DOCUMENT = json.loads(openapi(ROUTES, "", True))

@@ -11,7 +11,7 @@ import yaml
 from marl_ray.cli.serving.gateways import lint
 from marl_ray.cluster.lint.documents import embedded_serve_config, read_documents
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.client.lint import lint_serve_config, read_serve_config
+from marl_ray.serving.administration.lint import lint_serve_config, read_serve_config
 
 ROOT = Path(__file__).parents[4]
 APP, DEPLOYMENT, ARGS = "applications.0", "applications.0.deployments.0", "applications.0.args"

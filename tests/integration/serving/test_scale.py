@@ -16,7 +16,7 @@ from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
 
 from marl_ray.cluster.local_ray import free_port
-from marl_ray.serving.client.deploy import deploy
+from marl_ray.serving.administration.deploy import deploy
 
 pytestmark = [
     pytest.mark.shared_ray("two"),

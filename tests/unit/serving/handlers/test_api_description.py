@@ -10,8 +10,8 @@ import schemathesis
 from toy_serving.gateways import serving
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.serving.handlers.openapi.document import openapi
-from marl_ray.serving.handlers.openapi.operations import OPERATIONS as DESCRIBED
+from marl_ray.serving.handlers.api_description.document import openapi
+from marl_ray.serving.handlers.api_description.operations import OPERATIONS as DESCRIBED
 from marl_ray.serving.handlers.routes import ROUTES
 from marl_ray.serving.http.route import Route
 

@@ -10,11 +10,11 @@ from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.base import NAME_PATTERN
 from marl_ray.json_types import JsonObject, JsonSchema
+from marl_ray.serving.handlers.api_description.answers import Error
+from marl_ray.serving.handlers.api_description.operations import OPERATIONS, Operation
+from marl_ray.serving.handlers.api_description.requests import REASON, REQUESTS, SUCCEEDS
 from marl_ray.serving.handlers.open_inference.schemas import INFER_PARTS, InferError
 from marl_ray.serving.handlers.openai.schemas import OPENAI_PARTS
-from marl_ray.serving.handlers.openapi.answers import Error
-from marl_ray.serving.handlers.openapi.operations import OPERATIONS, Operation
-from marl_ray.serving.handlers.openapi.requests import REASON, REQUESTS, SUCCEEDS
 from marl_ray.serving.http.route import Route
 
 _ERROR_DESCRIPTIONS = {

@@ -3,17 +3,7 @@
 from typing import Any, NamedTuple
 
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.serving.handlers.open_inference.schemas import (
-    InferAnswer,
-    InferError,
-    ModelMetadata,
-    ModelReady,
-    ServerLive,
-    ServerMetadata,
-    ServerReady,
-)
-from marl_ray.serving.handlers.openai.schemas import ChatAnswer, CompletionAnswer, ModelName
-from marl_ray.serving.handlers.openapi.answers import (
+from marl_ray.serving.handlers.api_description.answers import (
     ActAnswer,
     AssignAnswer,
     Audit,
@@ -32,6 +22,16 @@ from marl_ray.serving.handlers.openapi.answers import (
     OutcomesAnswer,
     Ready,
 )
+from marl_ray.serving.handlers.open_inference.schemas import (
+    InferAnswer,
+    InferError,
+    ModelMetadata,
+    ModelReady,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+)
+from marl_ray.serving.handlers.openai.schemas import ChatAnswer, CompletionAnswer, ModelName
 from marl_ray.serving.http.keys import Permission
 
 

@@ -25,7 +25,7 @@ CHANCE = np.array([2, 2, 6, 2, 1, 3, 1]) / 17
 
 @pytest.fixture(autouse=True)
 def on_path(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """This file is importable as `test_env_batch`, as a user's own module would be."""
+    """This file is importable as `test_batch`, as a user's own module would be."""
     monkeypatch.syspath_prepend(str(request.path.parent))
 
 
@@ -249,7 +249,7 @@ class Pointing(Scripted):
 
 def scripted(infos: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **options: Any) -> EnvBatch:
     kwargs = {"infos": infos or {}, "after": after or {}}
-    return make_batch(EnvConfig(id="test_env_batch:Scripted", kwargs=kwargs), 2, [["b"], ["a"]], **options)
+    return make_batch(EnvConfig(id="test_batch:Scripted", kwargs=kwargs), 2, [["b"], ["a"]], **options)
 
 
 def play(batch: EnvBatch, b: int = 1, a: int = 2) -> BatchStep:
@@ -333,7 +333,7 @@ def test_wrong_costs_are_named(signals, cost, expected):
 
 
 def test_continuous_actions_and_flattened_observations():
-    batch = make_batch(EnvConfig(id="test_env_batch:Pointing"), 1, [["a", "b"]])
+    batch = make_batch(EnvConfig(id="test_batch:Pointing"), 1, [["a", "b"]])
     batch.reset(0, 0)
     rows = [np.full((1, 2, 4), 9, np.float32)]
     batch.observe(rows)
@@ -350,7 +350,7 @@ class Masked(Pointing):
 
 
 def test_masks_need_a_discrete_space():
-    batch = make_batch(EnvConfig(id="test_env_batch:Masked"), 1, [["a", "b"]])
+    batch = make_batch(EnvConfig(id="test_batch:Masked"), 1, [["a", "b"]])
     with pytest.raises(MarlRayError, match=r'infos\["action_mask"\] of a: expected none, its action space is Box'):
         batch.reset(0, 0)
 

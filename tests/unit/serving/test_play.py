@@ -11,7 +11,7 @@ from toy_serving.text_gateways import make_text_bundle, text_config
 from toys.texts import Echo
 
 from marl_ray.config import GatewayConfig
-from marl_ray.serving.client.play import PlayedEpisode, play_episode
+from marl_ray.serving.play import PlayedEpisode, play_episode
 
 
 class Narrow(Echo):

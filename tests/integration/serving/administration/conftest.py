@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the gateway's clients."""
+"""Fixtures of the tests of a gateway's administration."""
 
 from toy_serving.fixtures import bundles
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.ray_seams import dashboard_client
-from marl_ray.serving.client.lint import read_serve_config
+from marl_ray.serving.administration.lint import read_serve_config
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient

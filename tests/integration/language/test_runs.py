@@ -65,7 +65,7 @@ def test_a_warm_start_alone_is_a_run(ray_cluster, tmp_path):
 
 def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(ray_cluster, tmp_path):
     run_config = config(
-        *("algorithm=dpo", "data=jobs/configs/preferences.jsonl", "train.group_size=1", "train.env_copies=40"),
+        *("algorithm=dpo", "data=jobs/data/preferences.jsonl", "train.group_size=1", "train.env_copies=40"),
         *("train.total_steps=200", f"storage={tmp_path}", "tracking.progress=false", "checkpoint.every=2"),
     )
     check_run(run_config)

@@ -7,7 +7,7 @@ import pytest
 from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.client.admin import ask
+from marl_ray.serving.administration.requests import ask
 
 
 def test_what_a_second_terminal_needs_is_printed_for_pasting():

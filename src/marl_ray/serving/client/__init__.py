@@ -1,1 +1,0 @@
-"""Programs outside of the gateway: clients, deployment, analysis of experiments, and a linter."""
