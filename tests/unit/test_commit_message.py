@@ -64,6 +64,9 @@ def test_messages_that_pass(message):
         ("Merge\n", "subject: expected what is merged"),
         ("Merge wt-parity\n\nBoth engines score the same.\n", "subject: expected what is merged"),
         ("Merge pull request #12 from a/parity" + WHY, "subject: expected what is merged"),
+        ("Merge parity-2: both engines score the same" + WHY, "subject: expected what is merged"),
+        ("Merge engines parity-2: both score the same" + WHY, "subject: expected what is merged"),
+        ("Merge wt-parity: both engines score the same" + WHY, "subject: expected what is merged"),
         ("fixup! lint: sort an import" + WHY, "subject: expected an area of one or two words"),
     ],
 )
