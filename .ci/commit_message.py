@@ -23,6 +23,8 @@ AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
 """Beginning of a subject: an area of one or two words, a colon, and what changed."""
 MERGE = re.compile(r"Merge [\w./-]+( [\w./-]+)?: \S")
 """Beginning of a merge's subject. Git's own names a branch, and GitHub's own a number."""
+BRANCH = re.compile(r"Merge ([\w./-]+ )?(wt-[\w./-]+|[\w./-]*-\d+)( [\w./-]+)?: ")
+"""Beginning of a merge's subject that has a branch in place of an area: it begins with wt- or ends in -NUMBER."""
 TO_SQUASH = re.compile(r"(fixup|squash|amend)! ")
 TRAILER = re.compile(r"[A-Z][a-z]+(-[a-z]+)*-by: ")
 SCISSORS = "# ------------------------ >8 ------------------------"
@@ -38,8 +40,8 @@ def find_mistake(message: str) -> str | None:
     if not subject or len(subject) > MAX_SUBJECT:
         return f"subject: expected 1 to {MAX_SUBJECT} characters that say what changed, got {len(subject)}"
     if re.match(r"Merge\b", subject):
-        if not MERGE.match(subject):
-            return f"subject: expected what is merged, such as 'Merge NAME: what it brings', got {subject!r}"
+        if not MERGE.match(subject) or BRANCH.match(subject):
+            return f"subject: expected what is merged, such as 'Merge AREA: what it brings', got {subject!r}"
     elif not AREA.match(subject):
         return f"subject: expected an area of one or two words, a colon and what changed, got {subject!r}"
     if rest and rest[0]:

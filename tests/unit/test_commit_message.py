@@ -64,6 +64,9 @@ def test_messages_that_pass(message):
         ("Merge\n", "subject: expected what is merged"),
         ("Merge wt-parity\n\nBoth engines score the same.\n", "subject: expected what is merged"),
         ("Merge pull request #12 from a/parity" + WHY, "subject: expected what is merged"),
+        ("Merge parity-2: both engines score the same" + WHY, "subject: expected what is merged"),
+        ("Merge engines parity-2: both score the same" + WHY, "subject: expected what is merged"),
+        ("Merge wt-parity: both engines score the same" + WHY, "subject: expected what is merged"),
         ("fixup! lint: sort an import" + WHY, "subject: expected an area of one or two words"),
     ],
 )
@@ -179,7 +182,7 @@ def test_ci_checks_the_new_commits_and_merges_alone(clone):
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"{clone.git('log', '-1', '--format=%h')}: subject: expected what is merged, such as "
-        "'Merge NAME: what it brings', got \"Merge branch 'side'\"",
+        "'Merge AREA: what it brings', got \"Merge branch 'side'\"",
         f"{clone.git('log', '-1', '--format=%h', 'side')}: subject: expected an area of one or two words, "
         "a colon and what changed, got 'fixup! lint: sort an import'",
     ]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from marl_ray.evaluation.scoring.local import Scorer
     from marl_ray.evaluation.web_agents.base import WebBenchmark
     from marl_ray.evaluation.writing.requests import SampleWriter
+    from marl_ray.sandbox import Level
 
 _RECORD_TYPES: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
 """Dataclasses whose fields are the options of `evaluate`."""
@@ -77,10 +78,10 @@ def evaluate(
     split: str | None = None,
     sha256: str | None = None,
     out: str | Path | None = None,
-    k: Sequence[int] | None = None,
+    k: int | Sequence[int] | None = None,
     mode: ScoringMode | None = None,
     timeout_s: float | None = None,
-    min_level: SandboxLevel | None = None,
+    min_level: "SandboxLevel | Level | None" = None,
     workers: int | None = None,
     local: bool = False,
     env: Mapping[str, object] | None = None,
@@ -120,7 +121,7 @@ def evaluate(
     trained in. Each kind of evaluation has its own options and refuses those of the others; one that is None or False
     counts as not given. An interrupted evaluation is resumed from its folder `out`.
 
-    data, split, sha256: file or URI of the problems, part of them, and digest to expect. k: values of pass@k; all
+    data, split, sha256: file or URI of the problems, part of them, and digest to expect. k: value or values of pass@k; all
     possible ones by default. mode: `official`, `hardened` or `both`; all that the benchmark has by default. timeout_s:
     seconds for a program. min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
     workers: programs at a time on a machine; in a browser, episodes at a time. local: score in this process, without
@@ -163,17 +164,32 @@ def _convert_options(options: JsonMapping) -> JsonObject:
     """Return the options that are neither None nor False, with values as the records hold them."""
     from marl_ray.sandbox import Level
 
+    def level_of(level: object) -> Level:
+        if isinstance(level, Level):
+            return level
+        if not isinstance(level, str) or level.upper() not in Level.__members__:
+            raise FieldError("min_level", f"expected limits, paths or namespaces, got {level!r}")
+        return Level[level.upper()]
+
     arguments = {name: value for name, value in options.items() if value is not None and value is not False}
-    if arguments.get("min_level", "paths").upper() not in Level.__members__:
-        raise FieldError("min_level", f"expected limits, paths or namespaces, got {arguments['min_level']!r}")
+    if not isinstance(arguments.get("benchmark", ""), str):
+        raise FieldError("benchmark", f"expected a benchmark's name, got {arguments['benchmark']!r}")
     conversions: dict[str, Callable[[Any], Any]] = {
         "policy": str,
         "samples": str,
         "out": Path,
-        "k": tuple,
-        "min_level": lambda name: Level[name.upper()],
+        "k": _tuple_of_ks,
+        "min_level": level_of,
     }
     return {name: conversions[name](value) if name in conversions else value for name, value in arguments.items()}
+
+
+def _tuple_of_ks(k: object) -> tuple[int, ...]:
+    """Return the values of k, of which one may be given as it is."""
+    ks = (k,) if isinstance(k, int) else k
+    if not isinstance(ks, Sequence) or any(not isinstance(value, int) or isinstance(value, bool) for value in ks):
+        raise FieldError("k", f"expected a whole number or a sequence of them, got {k!r}")
+    return tuple(ks)
 
 
 def _make_records(arguments: JsonMapping, kinds: Sequence[type], refusal: str) -> list[Any]:

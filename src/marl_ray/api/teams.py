@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_ray.api.calls import named_arguments
 from marl_ray.config import GenerationConfig, resolve_tracking_uri
-from marl_ray.errors import FieldError, MarlRayError, did_you_mean
+from marl_ray.errors import FieldError, did_you_mean
 
 if TYPE_CHECKING:
     from marl_ray.policies.bundles.actor_critic import Bundle
@@ -67,20 +67,22 @@ class LoadedTeam:
         action is one that `env.step` takes. A language model's observation is a prompt and its action is the response,
         both texts. Actions are drawn, with `seed` the same ones each time, or are the most likely if `greedy` is true.
         `action_masks` are for actor-critics (agent -> one flag for each Discrete action), `generation` changes keys of
-        the policies' `generation` (such as `max_tokens`) for language models. Raises MarlRayError naming the agent.
+        the policies' `generation` (such as `max_tokens`) for language models.
+
+        Raises FieldError, whose field names the argument and the agent.
         """
         from marl_ray.policies.bundles.actor_critic import Bundle
 
         if not isinstance(observations, Mapping):
-            raise MarlRayError(f"observations: expected agent -> observation, got {type(observations).__name__}")
-        if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
-            raise MarlRayError(f"seed: expected a whole number of 0 or more, got {seed!r}")
+            raise FieldError("observations", f"expected agent -> observation, got {type(observations).__name__}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+            raise FieldError("seed", f"expected a whole number of 0 or more, got {seed!r}")
         if isinstance(self.bundle, Bundle):
             if generation is not None:
-                raise MarlRayError("generation: expected none, the bundle holds actor-critics")
+                raise FieldError("generation", "expected none, the bundle holds actor-critics")
             return _choose_actions(self.bundle, observations, greedy, seed, action_masks or {})
         if action_masks is not None:
-            raise MarlRayError("action_masks: expected none, the bundle holds language models")
+            raise FieldError("action_masks", "expected none, the bundle holds language models")
         return self._write_texts(self.bundle, observations, greedy, seed, generation or {})
 
     def close(self) -> None:
@@ -104,9 +106,9 @@ class LoadedTeam:
         texts = {}
         for number, (agent, text) in enumerate(prompts.items()):
             if agent not in bundle.agents:
-                raise MarlRayError(f"observations.{agent}: unknown agent{did_you_mean(agent, bundle.agents)}")
+                raise FieldError(f"observations.{agent}", f"unknown agent{did_you_mean(agent, bundle.agents)}")
             if not isinstance(text, str):
-                raise MarlRayError(f"observations.{agent}: expected a text, got {type(text).__name__}")
+                raise FieldError(f"observations.{agent}", f"expected a text, got {type(text).__name__}")
             name = bundle.agents[agent]
             policy = bundle.policies[name]
             prompt = Prompt(tuple(encode_prompt(policy.tokenizer, text, policy.config.chat)), number, greedy)
@@ -133,13 +135,10 @@ def _change_generation(generation: GenerationConfig, changes: Mapping[str, objec
 def _choose_actions(
     bundle: "Bundle", observations: Mapping[str, object], greedy: bool, seed: int | None, masks: Mapping[str, object]
 ) -> dict[str, object]:
-    try:
-        rows = {agent: bundle.parse_observation(agent, observation) for agent, observation in observations.items()}
-        if unknown := [agent for agent in masks if agent not in rows]:
-            raise FieldError(f"action_masks.{unknown[0]}", "expected an observation of this agent too")
-        allowed = {agent: bundle.parse_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
-    except FieldError as error:
-        raise MarlRayError(str(error)) from error
+    rows = {agent: bundle.parse_observation(agent, observation) for agent, observation in observations.items()}
+    if unknown := [agent for agent in masks if agent not in rows]:
+        raise FieldError(f"action_masks.{unknown[0]}", "expected an observation of this agent too")
+    allowed = {agent: bundle.parse_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
     noise = None if greedy else np.random.default_rng(seed)
     (answer,) = bundle.act([rows], noise, [allowed] if allowed else ())
     return {agent: action for agent, (action, _) in answer.items()}

@@ -279,7 +279,7 @@ def _flat_row(observation: Any, offset: int) -> np.ndarray:
 
 
 def _first_category(space: spaces.Space[Any]) -> int:
-    """Return the offsets that a row subtracts from an observation, so that categories count from zero."""
+    """Return the number that counts as category 0: a Discrete space's start, else 0."""
     return int(space.start) if isinstance(space, spaces.Discrete) else 0
 
 

@@ -22,12 +22,15 @@ class RolloutStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArmEvidence:
-    """RolloutEvidence about one arm. Of the control's, only `exposures` is read."""
+    """Evidence about one arm. Of the control's, only `exposures` is read."""
 
     exposures: int = 0
     """Units assigned to the arm since the stage began."""
     harm: str | None = None
-    """Name of the metric that proved harm (`outcome` or a guardrail), or None; never one with unequal_reports reports."""
+    """Name of the metric that proved harm (`outcome` or a guardrail), or None.
+
+    It is never a metric that the arm's units report more or less often than the control's.
+    """
     tested: bool = True
     """True if the arm has enough outcomes for the harm test."""
     promotable: bool = False

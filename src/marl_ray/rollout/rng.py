@@ -1,6 +1,4 @@
-"""Random numbers that depend on their purpose, and not on the worker that draws them.
-
-A purpose is a seed, iteration, episode and agent, for example.
+"""Random numbers that depend on their purpose, such as action noise, and not on the worker that draws them.
 
 The number of a stream of an actor-critic has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action
 noise from minibatch orders, which have the number of the order in place of attempt and copy. `config.random_streams`

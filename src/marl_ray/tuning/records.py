@@ -1,6 +1,6 @@
 """The records of a sweep: every trial's values, state, cost and files, and the winner.
 
-`sweep.json` holds all of them as they were after that many changes; each line of `sweep.jsonl` is a later change and holds
+`sweep.json` holds all of them as they were after `changes` changes; each line of `sweep.jsonl` is a later change and holds
 the fields that it changed. `read_records` puts the two together.
 """
 
@@ -40,8 +40,8 @@ class TrialRecord:
     status: str = ""
     """Status of an ended trial: `finished`, `stopped`, `failed`, `lost`, `refused` or `cut`.
 
-    The scheduler has stopped it; its process died too often (`lost`); the cluster cannot run it (`refused`); or the budget
-    ended it (`cut`), and it continues when the budget is raised.
+    The scheduler has stopped it (`stopped`); its process died too often (`lost`); the cluster cannot run it (`refused`); or
+    the budget ended it (`cut`), and it continues when the budget is raised.
     """
     error: str = ""
     """One line that says why the trial failed, was lost or was refused."""

@@ -5,12 +5,12 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
@@ -103,10 +103,13 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path):
     ]
     arguments += ["--local", "--workers", "1"]
     with subprocess.Popen([PROGRAM, "evaluate", *arguments], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 100
-        while not (tmp_path / "out/results.jsonl").exists() or len(results(tmp_path / "out")) < 3:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
+        written = tmp_path / "out/results.jsonl"
+        until(
+            lambda: process.poll() is not None or (written.exists() and len(results(written.parent)) >= 3),
+            "three results",
+            100,
+        )
+        assert process.poll() is None, "the evaluation ended before it was killed"
         process.send_signal(signal.SIGKILL)
     before = (tmp_path / "out/results.jsonl").read_bytes()
     before = before[: before.rfind(b"\n") + 1]

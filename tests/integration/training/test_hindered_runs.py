@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
 from toy_runs.runs import config, mlflow_database
+from waiting import until
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
@@ -42,10 +42,8 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(ray_cl
     mlflow_database(tmp_path)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while "kept" not in resume_line(run_config):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
+        until(lambda: process.poll() is not None or "kept" in resume_line(run_config), "a checkpoint", 120)
+        assert process.poll() is None, "the run ended before it was interrupted"
         actors = alive(ray_cluster)
         assert "broken-off worker" in {actor.class_name for actor in actors}
         process.send_signal(signal.SIGINT)
@@ -67,10 +65,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(ray_cl
     record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
     run_id = record["mlflow_run_id"]
     assert MlflowRun(run_config, run_id).client.get_run(run_id).info.status == "KILLED"
-    deadline = time.monotonic() + 60
-    while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.2)
+    until(lambda: "broken-off worker" not in {actor.class_name for actor in alive(ray_cluster)}, "the workers' end")
 
 
 @pytest.mark.slow
@@ -86,25 +81,21 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(ray_clust
     ray.get(held.ready(), timeout=60)
     log = tmp_path / "stopped" / "run.log"
 
-    def until(text: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not (log.exists() and text in log.read_text()):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.1)
+    def wait_for(text: str) -> None:
+        until(lambda: log.exists() and text in log.read_text(), text)
 
     problems: list[str] = []
 
     def disturb() -> None:
         try:
-            until("; the cluster has 1 CPU free on 1 node")
+            wait_for("; the cluster has 1 CPU free on 1 node")
             remove_placement_group(held)
-            until("its workers are there, after")
-            while "kept iteration" not in resume_line(run_config):
-                time.sleep(0.1)
+            wait_for("its workers are there, after")
+            until(lambda: "kept iteration" in resume_line(run_config), "a checkpoint", 120)
             stopped = next(actor.pid for actor in alive(ray_cluster) if actor.class_name == "stopped worker")
             os.kill(stopped, signal.SIGSTOP)
-            until(" has not answered for 1")
-            until("its workers start again from the checkpoint of iteration ")
+            wait_for(" has not answered for 1")
+            wait_for("its workers start again from the checkpoint of iteration ")
         except AssertionError as error:
             problems.append(str(error))
         finally:
@@ -148,9 +139,13 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster, tmp_path
     more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
     run_config = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
 
+    mistakes: list[str] = []
+
     def fill() -> None:
-        while "kept iteration" not in resume_line(run_config):
-            time.sleep(0.1)
+        try:
+            until(lambda: "kept iteration" in resume_line(run_config), "a checkpoint", 120)
+        except AssertionError as error:
+            mistakes.append(str(error))
         with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
             while file.write(bytes(1 << 12)):
                 pass
@@ -160,7 +155,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster, tmp_path
     try:
         with pytest.raises(MarlRayError, match=r"run 'full' failed: .*No space left on device") as caught:
             train(run_config)
-        assert "\n" not in str(caught.value) and str(disk) in str(caught.value)
+        assert mistakes == [] and "\n" not in str(caught.value) and str(disk) in str(caught.value)
     finally:
         thread.join(60)
         subprocess.run(["umount", "-l", disk], check=True, timeout=30)

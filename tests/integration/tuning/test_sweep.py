@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from toy_runs.runs import mlflow_database
 from toy_runs.trained_sweeps import TOY, rows_of, sweep_config, train_sweep
+from waiting import until
 
 from marl_ray.cluster import jobs
 from marl_ray.config import parse_config
@@ -77,11 +77,13 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster, 
     mlflow_database(tmp_path / "killed")
     process = subprocess.Popen([sys.executable, "-c", KILLED, ray_cluster.address, json.dumps(config)])
     records = tmp_path / "killed" / "toy-sweep" / "sweep.json"
+
+    def count_scored() -> int:
+        return records.exists() and sum(bool(trial.scores) for trial in find_sweep(str(records.parent))[1].trials)
+
     try:
-        deadline = time.monotonic() + 200
-        while not records.exists() or sum(bool(t.scores) for t in find_sweep(str(records.parent))[1].trials) < 2:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+        until(lambda: process.poll() is not None or count_scored() >= 2, "two trials with scores", 200)
+        assert process.poll() is None, "the sweep ended before two trials had scores"
     finally:
         process.kill()
         process.wait(30)
@@ -115,11 +117,14 @@ def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_i
     (tmp_path / "sweep.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "sweep", str(tmp_path / "sweep.yaml")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    events, deadline = tmp_path / "toy-sweep" / "tensorboard" / "0000-1", time.monotonic() + 120
+    events = tmp_path / "toy-sweep" / "tensorboard" / "0000-1"
+
+    def has_returns() -> bool:
+        return events.exists() and "return" in EventAccumulator(str(events)).Reload().Tags()["scalars"]
+
     try:
-        while not events.exists() or "return" not in EventAccumulator(str(events)).Reload().Tags()["scalars"]:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.2)
+        until(lambda: process.poll() is not None or has_returns(), "an event file with returns", 120)
+        assert process.poll() is None, "the sweep ended before an event file had returns"
         actors = list_actors(ray_cluster.dashboard_url, filters=[("state", "=", "ALIVE")], detail=True)
         assert "toy-sweep-trial" in {actor.repr_name for actor in actors}
         process.send_signal(signal.SIGINT)

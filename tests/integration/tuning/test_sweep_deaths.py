@@ -14,6 +14,7 @@ import pytest
 from ray.util.state import list_actors
 from servers.object_store import object_store
 from toy_runs.runs import mlflow_database
+from waiting import until
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
@@ -117,11 +118,10 @@ def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(ray_clus
         data = data_of(f"{bucket}/sweeps", list(rates), id="toy_runs.sweeps:slow", kwargs={"seconds": 0.01})
         command = [sys.executable, "-c", DRIVER, ray_cluster.address, json.dumps(data)]
         folder, second = Folder(data["storage"], "toy-sweep"), trial_folder(data["storage"], "toy-sweep", 1)
-        driver, deadline = subprocess.Popen(command), time.monotonic() + 300
+        driver = subprocess.Popen(command)
         try:
-            while read_state(second).steps == 0:
-                assert time.monotonic() < deadline and driver.poll() is None
-                time.sleep(0.1)
+            until(lambda: driver.poll() is not None or read_state(second).steps, "the second trial's steps", 300)
+            assert driver.poll() is None, "the driver ended before the second trial had steps"
         finally:
             driver.kill()
             driver.wait(30)

@@ -4,13 +4,13 @@ import contextlib
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyarrow import fs
 from toy_runs.sweeps import ToySweep
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import owners
@@ -50,24 +50,21 @@ def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path, monkeypatch):
         paths = (path for path in (tmp_path / "toy").rglob("*") if path.is_file())
         return {path: path.read_bytes() for path in paths if path.parent.name not in ("owner", "sinks")}
 
+    def names() -> set[str]:
+        return {thread.name for thread in set(threading.enumerate()) - others}
+
     @contextlib.contextmanager
     def taking() -> Iterator[None]:
         Path(owner_file(str(tmp_path / "toy"), 2)).write_text("{}")
         taken.append(files())
-        deadline = time.monotonic() + 10
-        while any(thread.name == "lease" for thread in set(threading.enumerate()) - others):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: "lease" not in names(), "the end of the lease's thread", 10)
         raise RuntimeError("what a sweep meets whose trials were ended")
         yield
 
     with pytest.raises(LeaseLostError, match="sweep 'toy' is now owned by another process"):
         run_sweep(sweep.config, cluster=taking)
     assert taken == [files()] and taken[0]
-    deadline = time.monotonic() + 10
-    while any(thread.name == "sink mlflow" for thread in set(threading.enumerate()) - others):
-        assert time.monotonic() < deadline, "MLflow is still called"
-        time.sleep(0.02)
+    until(lambda: "sink mlflow" not in names(), "the end of calls of MLflow", 10)
 
 
 def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path):

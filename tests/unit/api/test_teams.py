@@ -8,7 +8,7 @@ from toy_serving.gateways import LINEAGE, SEES, make_bundle
 
 import marl_ray
 from marl_ray.config import GenerationConfig, ModelConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import build_token_policy
@@ -48,11 +48,12 @@ def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path):
         ),
         (SEES, {"gredy": True}, r"gredy: is unknown; did you mean greedy\?"),
         (SEES, {"seed": -1}, "seed: expected a whole number of 0 or more, got -1"),
+        (SEES, {"seed": True}, "seed: expected a whole number of 0 or more, got True"),
         (SEES, {"generation": {"max_tokens": 3}}, "generation: expected none, the bundle holds actor-critics"),
     ],
 )
 def test_a_wrong_observation_is_named(tmp_path, observations, options, message):
-    with pytest.raises(MarlRayError, match=message):
+    with pytest.raises(FieldError, match=message):
         marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
 
 

@@ -1,4 +1,1 @@
-"""The journal of a run.
-
-It is the rows and events that workers write to the run's storage, which are delivered to the sinks.
-"""
+"""The journal of a run: rows and events that workers write to its storage, which are delivered to the sinks."""

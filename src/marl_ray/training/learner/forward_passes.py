@@ -1,7 +1,4 @@
-"""Passes over a whole batch before its epochs.
-
-They score it, or fit a critic to it, with equal results however the batch is divided.
-"""
+"""Passes that score a whole batch before its epochs or fit a critic to it, equal however the batch is divided."""
 
 from collections.abc import Callable, Sequence
 

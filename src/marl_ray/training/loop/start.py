@@ -1,7 +1,4 @@
-"""The weights and the state with which a run starts.
-
-They are new ones, those of its own checkpoint, or those of another run's.
-"""
+"""The weights and the state with which a run starts: new ones, or those of its own or of another run's checkpoint."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,1 @@
-"""The texts that language policies are taught from.
-
-They are demonstrations, and responses that other policies have served.
-"""
+"""The texts that language policies are taught from: demonstrations, and responses that other policies have served."""

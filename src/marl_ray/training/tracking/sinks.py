@@ -1,7 +1,4 @@
-"""The sinks of a run's metrics besides MLflow, with the same methods.
-
-They are TensorBoard, Weights & Biases, and users' own.
-"""
+"""The sinks besides MLflow, with the same methods: TensorBoard, Weights & Biases, and users' own."""
 
 import contextlib
 import math

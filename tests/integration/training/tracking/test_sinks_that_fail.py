@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toy_runs.runs import config, mlflow_database, timeless, trained
 from toy_runs.sweeps import ToySweep
 from toys.trackers import taken
+from waiting import until
 
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.loading import load_bundle
@@ -65,11 +66,8 @@ def read_tensorboard(run: RunConfig) -> list[int]:
 
 def wait_for_rows(run: RunConfig, rows: int, deadline_s: float = 120) -> None:
     """Wait until the run has this many rows."""
-    deadline = time.monotonic() + deadline_s
     path = Path(run.storage, run.name, "metrics.jsonl")
-    while not path.exists() or path.read_bytes().count(b"\n") < rows:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") >= rows, f"{rows} rows", deadline_s)
 
 
 @pytest.mark.long

@@ -1,7 +1,4 @@
-"""The types that both families of policies return.
-
-They are the outputs of a pass, and a learner's models.
-"""
+"""The types that both families of policies return: the outputs of a pass, and a learner's models."""
 
 from typing import Any, NamedTuple
 
