@@ -92,7 +92,7 @@ def display_step(values: Iterable[float]) -> float:
     return 10.0 ** (math.floor(math.log10(largest)) - 3) if largest > 0 else 0.001
 
 
-def format_moment(seconds: float | None) -> datetime | None:
+def utc_moment(seconds: float | None) -> datetime | None:
     """Return the seconds since 1970 as a time in UTC; None if there is no such time."""
     if seconds is None or not 0 <= seconds <= LAST_TIME:
         return None
@@ -158,7 +158,7 @@ def draw_time_chart(
         line = line_path((x(p.at), y(p.mean)) for p in points)
         return TimeLine(arm, line, _bands(points, x, y), (x(points[-1].at), y(points[-1].mean)))
 
-    begin = format_moment(max(first, 0.0))
+    begin = utc_moment(max(first, 0.0))
     return TimeChart(
         *(width, height, round(left, 1), right, top, bottom),
         times=tuple(Tick(x(at), label) for at, label in _time_ticks(first, last, (right - left) / (character * 9))),
@@ -172,7 +172,7 @@ def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
     """Return the rows that have a mean and a time, in the order of time, thinned to `MAX_POINTS`."""
     points = []
     for at, _, mean, low, high in rows:
-        if at is not None and format_moment(at) is not None and mean is not None and math.isfinite(mean):
+        if at is not None and utc_moment(at) is not None and mean is not None and math.isfinite(mean):
             band = (low, high) if low is not None and high is not None and math.isfinite(high - low) else None
             points.append(_Point(at, mean, band))
     points.sort(key=lambda point: point.at)

@@ -12,9 +12,9 @@ from marl_ray.json_types import JsonMapping, JsonObject, JsonValue
 from marl_ray.serving.pages.charts import (
     display_step,
     evidence_share,
-    format_moment,
     round_to_step,
     scale_arm_intervals,
+    utc_moment,
 )
 
 UNKNOWN_TEXT = "—"
@@ -90,7 +90,7 @@ def _interval_text(interval: tuple[float, float] | None, step: float, sign: bool
 
 def time_of(value: object) -> str:
     """Return a time in seconds since 1970 as a date and time in UTC; UNKNOWN_TEXT where it is none."""
-    at = format_moment(finite_or_none(value))
+    at = utc_moment(finite_or_none(value))
     return UNKNOWN_TEXT if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
