@@ -128,8 +128,11 @@ class Client:
         if body is None:
             return ask_with(self._client, path)
         fields = _plain_numbers({name: value for name, value in body.items() if value is not None})
-        _check_json("", fields)
-        return ask_with(self._client, path, fields)
+        try:
+            return ask_with(self._client, path, fields)
+        except (TypeError, ValueError, RecursionError):
+            _check_json("", fields)  # only now: it encodes the body once more, to name the field
+            raise
 
     def close(self) -> None:
         """Close the connections, as the end of `with Client(...) as client` does."""
