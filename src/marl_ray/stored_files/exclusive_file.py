@@ -8,6 +8,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from marl_ray.stored_files.durability import sync_to_disk
 from marl_ray.stored_files.temporary_files import write_complete
 
 SETTLE_S = 2.0
@@ -54,6 +55,7 @@ def _create_locally(path: str, data: bytes) -> bool:
             stream.write(data)  # not `os.write`, which writes a part where the disk is nearly full
             stream.flush()
             os.fsync(file)
+        sync_to_disk(Path(path).parent)
     except OSError:  # such as a full disk: an empty file would refuse everybody
         Path(path).unlink(missing_ok=True)
         raise
