@@ -65,7 +65,7 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(team, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--policy: expected a bundle, which writes samples, or ready samples by --samples (samples=)"),
+        ([], "--policy: expected a bundle, which writes samples, or `samples`, ready ones"),
         (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with a policy, not with ready samples"),
         (["--samples", DATA, "--tracking-uri", "x"], "--tracking-uri: expected with a policy, not with ready samples"),
         (["--policy", "TEAM", "--k", "2"], "--k: problem 'add' has only 1 sample, not 2"),
