@@ -59,6 +59,8 @@ class Client:
         request, or if it does not answer in time, and a FieldError that names an argument that JSON cannot hold, such as
         an observation that is not finite.
         """
+        if not isinstance(attributes, Mapping | None):
+            raise FieldError("attributes", f"expected a mapping of names to values, got {type(attributes).__name__}")
         session = session or f"session-{secrets.token_hex(8)}"
         body = {
             "session_id": session,
@@ -127,6 +129,8 @@ class Client:
         """
         if body is None:
             return ask_with(self._client, path)
+        if not isinstance(body, Mapping):
+            raise FieldError("body", f"expected a mapping of fields to values, got {type(body).__name__}")
         fields = _plain_numbers({name: value for name, value in body.items() if value is not None})
         try:
             return ask_with(self._client, path, fields)

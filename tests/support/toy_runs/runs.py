@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.envs.registry import make_env
+from marl_ray.json_types import JsonObject
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.stored_files.json_files import write_json
 from marl_ray.training.journal.deliveries import FINISHED_STATUS
@@ -104,16 +105,22 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 def stored_run(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
     """A run as its driver leaves it, of three evaluations that end with a score."""
     run_config = config(f"name={name}", f"storage={storage}", *overrides)
-    result = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
-    result |= {
-        "tracking_uri": "sqlite:///mlflow.db",
-        "run_id": "0123",
-        "best_return": score,
-        "metrics": {},
-        "summary": [],
-    }
-    done = {"finished": {"total_steps": 192, "outcome": result}} if finished else {}
-    write_record(run_config, record_of(run_config) | {"mlflow_run_id": "0123"} | done)
+    record = record_of(run_config)
+    record["mlflow_run_id"] = "0123"
+    if finished:
+        result: JsonObject = {
+            "name": name,
+            "model": f"models:/{name}/1",
+            "bundle": f"{storage}/{name}/bundle",
+            "curve": None,
+            "tracking_uri": "sqlite:///mlflow.db",
+            "run_id": "0123",
+            "best_return": score,
+            "metrics": {},
+            "summary": [],
+        }
+        record["finished"] = {"total_steps": 192, "outcome": result, "score": None}
+    write_record(run_config, record)
     filesystem, folder = filesystem_of(run_config)
     rows = [
         {"iteration": n, "steps": 96 * n, "eval/return": score * n / 2, "eval/return_low": score * n / 2 - 0.5}

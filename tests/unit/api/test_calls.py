@@ -85,6 +85,14 @@ def test_an_outcome_that_is_no_number_is_refused_before_the_gateway_is_asked():
     assert str(refusal.value) == "value: expected a number, got 'good'"
 
 
+def test_what_is_no_mapping_of_a_request_is_refused_before_the_gateway_is_asked():
+    with Client("http://127.0.0.1:9") as client:
+        with pytest.raises(MarlRayError, match=r"^attributes: expected a mapping of names to values, got list$"):
+            client.act({"alice": [0.0]}, attributes=["vip"])
+        with pytest.raises(MarlRayError, match=r"^body: expected a mapping of fields to values, got list$"):
+            client.request("/v1/act", ["session"])
+
+
 @pytest.mark.parametrize("argument", ["observations", "action_masks"])
 def test_a_list_instead_of_agents_is_refused_by_the_argument_that_holds_it(argument):
     arguments = {"observations": {"alice": [0.0]}} | {argument: [0.0]}
