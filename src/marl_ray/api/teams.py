@@ -39,7 +39,7 @@ class LoadedTeam:
     """The policies of a bundle, ready to act for its agents. Not safe to use from several threads at once."""
 
     def __init__(self, bundle: "Bundle | TokenBundle", source: str):
-        """`source` names the bundle as the user did: by its folder, or its name in MLflow."""
+        """Hold a bundle, which `source` names as the user did: by its folder, or its name in MLflow."""
         self.bundle = bundle
         self.source = source
         self._engines: dict[str, Engine] = {}

@@ -22,9 +22,9 @@ UNSUPPORTED_CODES = ("NotImplemented", "501")
 
 
 def create(filesystem: fs.FileSystem, path: str, data: bytes) -> bool:
-    """Write a new file, whose folder exists, and return True; False if there is one already.
+    """Write a new file, whose folder exists, and return True; False if another writer has written one.
 
-    `data` is like no other writer's.
+    `data` must differ from that of every other writer, because the content of the file tells who wrote it.
 
     Local and network storage create it by O_EXCL, S3 by a put with If-None-Match, which replaces nothing. On other storage,
     and on object stores without conditional puts, of several writers within SETTLE_S the last wins. Raises OSError.

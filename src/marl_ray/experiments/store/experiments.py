@@ -57,7 +57,10 @@ _log = logging.getLogger(__name__)
 
 
 class ExperimentStore:
-    """Experiments and their changes. Safe to use from several threads, processes and machines."""
+    """Experiments and their changes. Safe to use from several threads, processes and machines.
+
+    Every method may raise StoreError.
+    """
 
     def __init__(self, database: Database):
         self._database = database
