@@ -20,6 +20,8 @@ R = TypeVar("R")
 MISSPELT_RATIO = 0.65
 """Likeness, as difflib's ratio, from which a name counts as a misspelt parameter although other names are allowed. `cfg` is
 that close to `config`, and no key of a config comes that close to a parameter beside it."""
+MAX_SHOWN = 80
+"""Maximum number of characters that an error shows of a value."""
 ConfigSource: TypeAlias = str | Path | JsonMapping
 """A YAML file, or plain data."""
 
@@ -87,6 +89,12 @@ def check_known(name: str, known: Collection[str]) -> None:
     """Raise FieldError for an argument that has none of the known names; it says which one was meant."""
     if name not in known:
         raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
+
+
+def short_repr(value: object) -> str:
+    """Return a value as Python shows it, in one line of at most MAX_SHOWN characters, for errors."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 @contextmanager

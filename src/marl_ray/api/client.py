@@ -37,7 +37,7 @@ class Client:
 
     @named_arguments
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
-        """`timeout_s` is the deadline of one request in seconds."""
+        """Prepare requests to the gateway at `url`, each with a deadline of `timeout_s` seconds."""
         self._client = httpx.Client(base_url=url, timeout=timeout_s, headers=key_headers(key))
 
     @named_arguments
@@ -59,6 +59,8 @@ class Client:
         request, or if it does not answer in time, and a FieldError that names an argument that JSON cannot hold, such as
         an observation that is not finite.
         """
+        if not isinstance(attributes, Mapping | None):
+            raise FieldError("attributes", f"expected a mapping of names to values, got {type(attributes).__name__}")
         session = session or f"session-{secrets.token_hex(8)}"
         body = {
             "session_id": session,
@@ -110,13 +112,16 @@ class Client:
         return self.request("/v1/outcomes", body)
 
     def experiments(self) -> list[dict[str, object]]:
-        """Return all experiments with their status and shares."""
+        """Return all experiments with their status and shares. Raises MarlRayError as `act` does."""
         experiments: list[dict[str, object]] = self.request("/v1/experiments")["experiments"]
         return experiments
 
     @named_arguments
     def experiment(self, name: str) -> dict[str, object]:
-        """Return the report of one experiment: arms, outcomes, intervals and verdicts."""
+        """Return the report of one experiment: arms, outcomes, intervals and verdicts.
+
+        Raises MarlRayError as `act` does.
+        """
         return self.request(f"/v1/experiments/{name}")
 
     @named_arguments
@@ -127,6 +132,8 @@ class Client:
         """
         if body is None:
             return ask_with(self._client, path)
+        if not isinstance(body, Mapping):
+            raise FieldError("body", f"expected a mapping of fields to values, got {type(body).__name__}")
         fields = _plain_numbers({name: value for name, value in body.items() if value is not None})
         try:
             return ask_with(self._client, path, fields)

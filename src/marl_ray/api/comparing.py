@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_ray.api.calls import named_arguments
-from marl_ray.errors import FieldError, MarlRayError, one_line_without
+from marl_ray.api.calls import named_arguments, short_repr
+from marl_ray.errors import FieldError, one_line_without
 from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -59,20 +59,28 @@ class RunComparison:
 
 @named_arguments
 def compare(
-    runs: "Sequence[str | TrainedRun]", *, storage: str | Path = "runs", metric: str | None = None
+    runs: "Sequence[str | Path | TrainedRun]", *, storage: str | Path = "runs", metric: str | None = None
 ) -> RunComparison:
     """Compare runs of one environment, as `marl-ray runs compare` does.
 
     `runs` are results of `marl_ray.train`, names under `storage`, or folders; `metric` is one of `metrics.jsonl`, by
     default `eval/return`, or else `return`. Raises MarlRayError for a run that is missing, that plays another
-    environment, or that does not have the metric.
+    environment, or that does not have the metric, and a FieldError that names an argument of a wrong type.
     """
+    from marl_ray.api.training import TrainedRun
     from marl_ray.runs.comparison import compare as compare_stored
     from marl_ray.runs.stored import find_run
 
-    if isinstance(runs, str) or not runs:
-        raise MarlRayError(f"runs: expected a list of names, got {runs!r}")
-    places = [(run, str(storage)) if isinstance(run, str) else (run.name, run.config.storage) for run in runs]
+    is_list = isinstance(runs, Sequence) and not isinstance(runs, str)
+    if not is_list or not runs or not all(isinstance(run, str | Path | TrainedRun) for run in runs):
+        raise FieldError("runs", f"expected a list of names, folders or trained runs, got {short_repr(runs)}")
+    if not isinstance(storage, str | Path):
+        raise FieldError("storage", f"expected a folder or a URI, got {short_repr(storage)}")
+    if not isinstance(metric, str | None):
+        raise FieldError("metric", f"expected the name of a metric, got {short_repr(metric)}")
+    places = [
+        (run.name, run.config.storage) if isinstance(run, TrainedRun) else (str(run), str(storage)) for run in runs
+    ]
     stored_runs = [find_run(name, run_storage) for name, run_storage in places]
     groups = compare_stored(stored_runs, metric)
     return RunComparison(groups[0].runs[0].metric, groups, stored_runs[0].config["env"]["id"])

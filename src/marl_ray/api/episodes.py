@@ -57,14 +57,8 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
     from marl_ray.policies.bundles.manifest import Manifest, local_folder, read_manifest
     from marl_ray.training.evaluation.play_bundle import play_bundle
 
-    for name, minimum, maximum in (
-        ("episodes", 1, MAX_COPIES),
-        ("seed", 0, MAX_SEED),
-        ("max_steps", 1, MAX_EVALUATION_STEPS),
-    ):
+    for name, maximum in (("episodes", MAX_COPIES), ("seed", MAX_SEED), ("max_steps", MAX_EVALUATION_STEPS)):
         value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise FieldError(name, f"expected a whole number of {minimum} or more, got {value!r}")
         if value > maximum:
             raise FieldError(name, f"expected a whole number of at most {maximum}, got {value}")
     with local_folder(options.policy, resolve_tracking_uri(options.tracking_uri)) as folder:

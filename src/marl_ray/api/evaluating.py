@@ -1,15 +1,15 @@
 """`marl_ray.evaluate`: the scores of a bundle or of ready samples, on a benchmark or on whole episodes."""
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from marl_ray.api.calls import check_known, ray_of_call, short_interrupt
 from marl_ray.api.episodes import EpisodeScores, evaluate_episodes
+from marl_ray.api.evaluate_options import OPTIONS, convert_options, make_records
 from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.options import (
@@ -22,7 +22,7 @@ from marl_ray.evaluation.options import (
     WebRequest,
     WritingRequest,
 )
-from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
     from marl_ray.evaluation.benchmarks import AnswerKind
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from marl_ray.evaluation.writing.requests import SampleWriter
     from marl_ray.sandbox import Level
 
-_RECORD_TYPES: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
-"""Dataclasses whose fields are the options of `evaluate`."""
-_OPTIONS = sorted({field.name for record in _RECORD_TYPES for field in dataclasses.fields(record)})
-"""All options of `evaluate`."""
 ScoringMode: TypeAlias = Literal["official", "hardened", "both"]
 SandboxLevel: TypeAlias = Literal["limits", "paths", "namespaces"]
 
@@ -74,7 +70,7 @@ def evaluate(
     policy: str | Path | None = None,
     samples: str | Path | None = None,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     split: str | None = None,
     sha256: str | None = None,
     out: str | Path | None = None,
@@ -121,28 +117,47 @@ def evaluate(
     trained in. Each kind of evaluation has its own options and refuses those of the others; one that is None or False
     counts as not given. An interrupted evaluation is resumed from its folder `out`.
 
-    data, split, sha256: file or URI of the problems, part of them, and digest to expect. k: value or values of pass@k; all
-    possible ones by default. mode: `official`, `hardened` or `both`; all that the benchmark has by default. timeout_s:
-    seconds for a program. min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
-    workers: programs at a time on a machine; in a browser, episodes at a time. local: score in this process, without
-    Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so. tracking_uri: MLflow URI that knows `models:/`.
-    progress: function of what is counted, the number done and the total. agent, num_samples, seed, greedy, temperature,
-    max_tokens, answer, prompt: options of samples that a policy writes. In a browser all but the last two; there
-    `policy` may also be `expert`, `random` or `package.module:NAME`. env: options of a browser's environment; with
-    `episodes`, options that replace the run's. seed, greedy, max_steps: options of `episodes`. With one seed all
-    bundles meet the same starts.
+    On any benchmark:
+    - out: folder of results and report; by default one under `runs/evaluations`.
+    - k: value or values of pass@k; all possible ones by default.
+    - split: part of the problems; all by default, and in a browser the part `test`.
+    - workers: programs at a time on a machine; in a browser, episodes at a time.
+    - local: score in this process, without Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so.
+    - progress: function of what is counted, the number done and the total.
+
+    On a benchmark of problems:
+    - data, sha256: file or URI of the problems, and the digest that it must have.
+    - mode: `official`, `hardened` or `both`; all that the benchmark has by default.
+    - timeout_s: seconds for a program; the benchmark's own by default.
+    - min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
+
+    With a `policy` on a benchmark; in a browser it may also be `expert`, `random` or `package.module:NAME`:
+    - agent: the agent whose policy answers alone.
+    - num_samples: samples of each problem, or in a browser episodes of each task; 1 by default.
+    - seed, greedy: seed of sampling, 0 by default; or take the most likely token each time.
+    - temperature, max_tokens: those of sampling; the bundle's own by default.
+    - answer, prompt: form of the answers (`completion`, `solution` or `output`), and a text that the policy reads, in
+      which `{prompt}` stands for the benchmark's. A browser has neither.
+    - env: options of a browser's environment.
+    - tracking_uri: MLflow that knows `models:/`; that of MLFLOW_TRACKING_URI or `runs/mlflow.db` by default.
+
+    With `episodes`, beside `policy` and `tracking_uri`:
+    - seed, greedy: seed of starts and actions, 1000 by default; or take the most likely action each time. With one seed
+      all bundles meet the same starts.
+    - max_steps: environment steps after which an episode is truncated; 2000 by default.
+    - env: options that replace those of the run's environment.
 
     Raises MarlRayError (a FieldError where one argument is wrong).
     """
     from marl_ray.evaluation.web_agents.base import web_benchmark
 
     for name in options:
-        check_known(name, _OPTIONS)
-    arguments = _convert_options(options | {"benchmark": benchmark, "policy": policy, "samples": samples})
+        check_known(name, OPTIONS)
+    arguments = convert_options(options | {"benchmark": benchmark, "policy": policy, "samples": samples})
     if "episodes" in arguments:
         if policy is None:
             raise FieldError("policy", "expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS")
-        return evaluate_episodes(*_make_records(arguments, (EpisodeOptions,), "expected none beside `episodes`"))
+        return evaluate_episodes(*make_records(arguments, (EpisodeOptions,), "expected none beside `episodes`"))
     if benchmark is None:
         raise FieldError("benchmark", "expected a benchmark's name, or `episodes`, a number of whole ones to play")
     if (web := web_benchmark(benchmark)) is not None:
@@ -150,59 +165,14 @@ def evaluate(
             raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
         del arguments["benchmark"]
         refusal = f"{web.name} has none: it is played in a browser, whose options are `env`"
-        return _play_in_browser(web, *_make_records(arguments, (WebRequest, RunningOptions), refusal))
+        return _play_in_browser(web, *make_records(arguments, (WebRequest, RunningOptions), refusal))
     if (samples is None) == (policy is None):
-        raise FieldError("policy", "expected a bundle, which writes samples, or ready samples by --samples (samples=)")
+        raise FieldError("policy", "expected a bundle, which writes samples, or `samples`, ready ones")
     if samples is not None:
         refusal = "expected with a policy, not with ready samples"
-        return _score_ready_samples(*_make_records(arguments, (ScoringOptions, RunningOptions), refusal))
+        return _score_ready_samples(*make_records(arguments, (ScoringOptions, RunningOptions), refusal))
     refusal = "expected with a benchmark in a browser, or with `episodes`"
-    return _score_written_samples(*_make_records(arguments, (ScoringOptions, WritingRequest, RunningOptions), refusal))
-
-
-def _convert_options(options: JsonMapping) -> JsonObject:
-    """Return the options that are neither None nor False, with values as the records hold them."""
-    from marl_ray.sandbox import Level
-
-    def level_of(level: object) -> Level:
-        if isinstance(level, Level):
-            return level
-        if not isinstance(level, str) or level.upper() not in Level.__members__:
-            raise FieldError("min_level", f"expected limits, paths or namespaces, got {level!r}")
-        return Level[level.upper()]
-
-    arguments = {name: value for name, value in options.items() if value is not None and value is not False}
-    if not isinstance(arguments.get("benchmark", ""), str):
-        raise FieldError("benchmark", f"expected a benchmark's name, got {arguments['benchmark']!r}")
-    conversions: dict[str, Callable[[Any], Any]] = {
-        "policy": str,
-        "samples": str,
-        "out": Path,
-        "k": _tuple_of_ks,
-        "min_level": level_of,
-    }
-    return {name: conversions[name](value) if name in conversions else value for name, value in arguments.items()}
-
-
-def _tuple_of_ks(k: object) -> tuple[int, ...]:
-    """Return the values of k, of which one may be given as it is."""
-    ks = (k,) if isinstance(k, int) else k
-    if not isinstance(ks, Sequence) or any(not isinstance(value, int) or isinstance(value, bool) for value in ks):
-        raise FieldError("k", f"expected a whole number or a sequence of them, got {k!r}")
-    return tuple(ks)
-
-
-def _make_records(arguments: JsonMapping, kinds: Sequence[type], refusal: str) -> list[Any]:
-    """Return the records of one kind of evaluation, made from its options.
-
-    Raises FieldError with the `refusal` for an option that is a field of none of them.
-    """
-    fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in _RECORD_TYPES}
-    accepted = set().union(*(fields[kind] for kind in kinds))
-    for name in arguments:
-        if name not in accepted:
-            raise FieldError(name, refusal)
-    return [kind(**{name: value for name, value in arguments.items() if name in fields[kind]}) for kind in kinds]
+    return _score_written_samples(*make_records(arguments, (ScoringOptions, WritingRequest, RunningOptions), refusal))
 
 
 def _play_in_browser(benchmark: "WebBenchmark", request: WebRequest, running: RunningOptions) -> BenchmarkResult:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_ray.api.calls import named_arguments
+from marl_ray.api.calls import named_arguments, short_repr
 from marl_ray.config import GenerationConfig, resolve_tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
@@ -23,8 +23,13 @@ def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
 
     `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking_uri` is the URI of the MLflow that
     has the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is
-    missing or damaged.
+    missing or damaged, and a FieldError that names an argument of a wrong type.
     """
+    if not isinstance(bundle, str | Path):
+        expected = "a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS"
+        raise FieldError("bundle", f"expected {expected}, got {short_repr(bundle)}")
+    if not isinstance(tracking_uri, str | None):
+        raise FieldError("tracking_uri", f"expected a URI, got {short_repr(tracking_uri)}")
     from marl_ray.policies.bundles.loading import load_bundle
 
     return LoadedTeam(load_bundle(bundle, resolve_tracking_uri(tracking_uri)), str(bundle))
@@ -34,7 +39,7 @@ class LoadedTeam:
     """The policies of a bundle, ready to act for its agents. Not safe to use from several threads at once."""
 
     def __init__(self, bundle: "Bundle | TokenBundle", source: str):
-        """`source` names the bundle as the user did: by its folder, or its name in MLflow."""
+        """Hold a bundle, which `source` names as the user did: by its folder, or its name in MLflow."""
         self.bundle = bundle
         self.source = source
         self._engines: dict[str, Engine] = {}
@@ -76,7 +81,11 @@ class LoadedTeam:
         if not isinstance(observations, Mapping):
             raise FieldError("observations", f"expected agent -> observation, got {type(observations).__name__}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
-            raise FieldError("seed", f"expected a whole number of 0 or more, got {seed!r}")
+            raise FieldError("seed", f"expected a whole number of 0 or more, got {short_repr(seed)}")
+        if not isinstance(action_masks, Mapping | None):
+            raise FieldError("action_masks", f"expected agent -> mask, got {type(action_masks).__name__}")
+        if not isinstance(generation, Mapping | None):
+            raise FieldError("generation", f"expected settings by name, got {type(generation).__name__}")
         if isinstance(self.bundle, Bundle):
             if generation is not None:
                 raise FieldError("generation", "expected none, the bundle holds actor-critics")

@@ -100,6 +100,14 @@ def evaluate(
             rich_help_panel=RUNNING_PANEL,
         ),
     ] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --episodes: environment steps after which an episode is truncated; 2000 by default.",
+            rich_help_panel=RUNNING_PANEL,
+        ),
+    ] = None,
     tracking_uri: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marl_ray.config.load import dotted_keys
-from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.errors import FieldError, MarlRayError, did_you_mean
 from marl_ray.runs.stored import StoredRun
 from marl_ray.runs.summary import Score, algorithms_of, published_of, score_of
 from marl_ray.training.run_folder.metrics_file import iteration_of
@@ -51,16 +51,17 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     By a return the best score is first; by another metric, of which nobody knows if more is better, the groups are as
     they are given. A second run of one seed is a group of its own, because it would count the seed twice.
 
-    Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
+    Raises MarlRayError for runs of one name, of different environments or without metrics, and a FieldError that names
+    `metric` if a run does not have it.
     """
     if len({run.name for run in runs}) < len(runs):
-        raise MarlRayError("runs compare: expected runs of different names")
+        raise MarlRayError(f"runs: expected different names, got {', '.join(run.name for run in runs)}")
     environments = {run.config["env"]["id"]: run.name for run in runs}
     if len(environments) > 1:
         (first, run_of_first), (other, run_of_other) = list(environments.items())[:2]
         raise MarlRayError(
-            f"runs compare: {run_of_first} plays {first} and {run_of_other} plays {other}, whose returns are different "
-            "metrics"
+            f"runs: expected one environment, got {first} of {run_of_first} and {other} of {run_of_other}, whose returns "
+            "are different metrics"
         )
     rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
     metric = _shared_metric(rows, metric)
@@ -110,17 +111,17 @@ def _differing_keys(overrides: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _shared_metric(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
-    """Return the metric, which all runs have; the error names the run that lacks it."""
+    """Return the metric, which all runs have. Raises MarlRayError that names the run that lacks it."""
     metrics_of = {name: set().union(*run_rows) - {"iteration", "steps", "timestamp"} for name, run_rows in rows.items()}
     for name, metrics in metrics_of.items():
         if not metrics:
-            raise MarlRayError(f"runs compare: {name} has no metrics yet")
+            raise MarlRayError(f"runs: {name} has no metrics yet")
     shared = set.intersection(*metrics_of.values())
     if metric is not None:
         for name, metrics in metrics_of.items():
             if metric not in metrics:
-                raise MarlRayError(
-                    f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, _sort_by_use(shared))}"
+                raise FieldError(
+                    "metric", f"{name} has no metric {metric!r}{did_you_mean(metric, _sort_by_use(shared))}"
                 )
         return metric
     for candidate in METRICS:
@@ -129,12 +130,13 @@ def _shared_metric(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: st
             return candidate
         if len(lacking) < len(metrics_of) and candidate == METRICS[0]:
             having = next(name for name in metrics_of if name not in lacking)
-            raise MarlRayError(
-                f"runs compare: {having} is measured by {candidate} and {lacking[0]} is not; "
-                f"name a metric of both with --metric, such as {METRICS[1]}"
+            raise FieldError(
+                "metric",
+                f"{having} is measured by {candidate} and {lacking[0]} is not; expected a metric of both, such as "
+                f"{METRICS[1]}",
             )
-    raise MarlRayError(
-        f"runs compare: expected --metric; all have {', '.join(_sort_by_use(shared)) or 'none in common'}"
+    raise FieldError(
+        "metric", f"expected one that all runs have: {', '.join(_sort_by_use(shared)) or 'they have none in common'}"
     )
 
 

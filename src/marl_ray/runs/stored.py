@@ -212,7 +212,7 @@ def storage_hint(storage: str) -> str:
     if not records:
         return ""
     newest = max(records, key=lambda path: path.stat().st_mtime)
-    return f"; there are in {newest.parent.parent}: give --storage {newest.parent.parent}"
+    return f"; there are some in {newest.parent.parent}: name that storage"
 
 
 def folder_names(storage: str) -> list[str]:

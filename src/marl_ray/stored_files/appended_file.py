@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol
 from pyarrow import fs
 
 from marl_ray.errors import one_line
+from marl_ray.stored_files.durability import sync_to_disk
 from marl_ray.stored_files.temporary_files import replace_file
 
 UPLOAD_S = 3.0
@@ -160,6 +161,8 @@ class _LocalFile:
         """Inode and size of the file as this process left it; None before its first write."""
         self.open_file: BinaryIO | None = None
         """The file, which is open so that no other file gets its inode after this one is gone."""
+        self.has_durable_name = False
+        """True if this process has brought the file's name onto the disk."""
         if path.exists():
             content = path.read_bytes()
             if not content.endswith(b"\n"):  # a process was killed while it wrote
@@ -179,6 +182,9 @@ class _LocalFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if durable:
                     os.fsync(stream.fileno())
+                    if not self.has_durable_name:
+                        sync_to_disk(self.path.parent)
+                        self.has_durable_name = True
             except OSError as error:
                 stream.truncate(size)  # all lines or none
                 raise OSError(f"{self.path} could not be written; is the disk full? ({one_line(error)})") from error
@@ -188,6 +194,7 @@ class _LocalFile:
         # Also where all lines stay, and where there is no file yet: it is another file then, and whoever was about to write
         # to the one before can write no more.
         replace_file(self.path, _first_lines(self.path.read_bytes() if self.path.exists() else b"", count))
+        self.has_durable_name = True
         self._close_file()
         self.open_file = self.path.open("rb")
         status = os.fstat(self.open_file.fileno())
@@ -195,7 +202,8 @@ class _LocalFile:
 
     def flush(self) -> None:
         if self.path.exists():
-            _sync_to_disk(self.path)
+            sync_to_disk(self.path)
+            sync_to_disk(self.path.parent)
 
     def close(self) -> None:
         self._close_file()
@@ -205,11 +213,6 @@ class _LocalFile:
         if self.open_file is not None:
             self.open_file.close()
             self.open_file = None
-
-
-def _sync_to_disk(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
 
 
 class _StoredParts:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from marl_ray.stored_files.durability import sync_to_disk
 from marl_ray.stored_files.temporary_files import write_complete
 
 SETTLE_S = 2.0
@@ -21,9 +22,9 @@ UNSUPPORTED_CODES = ("NotImplemented", "501")
 
 
 def create(filesystem: fs.FileSystem, path: str, data: bytes) -> bool:
-    """Write a new file, whose folder exists, and return True; False if there is one already.
+    """Write a new file, whose folder exists, and return True; False if another writer has written one.
 
-    `data` is like no other writer's.
+    `data` must differ from that of every other writer, because the content of the file tells who wrote it.
 
     Local and network storage create it by O_EXCL, S3 by a put with If-None-Match, which replaces nothing. On other storage,
     and on object stores without conditional puts, of several writers within SETTLE_S the last wins. Raises OSError.
@@ -54,6 +55,7 @@ def _create_locally(path: str, data: bytes) -> bool:
             stream.write(data)  # not `os.write`, which writes a part where the disk is nearly full
             stream.flush()
             os.fsync(file)
+        sync_to_disk(Path(path).parent)
     except OSError:  # such as a full disk: an empty file would refuse everybody
         Path(path).unlink(missing_ok=True)
         raise

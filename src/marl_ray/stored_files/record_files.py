@@ -41,7 +41,8 @@ def read_bytes(uri: str) -> bytes:
 def read_records(name: str, data: bytes) -> Iterator[FileRow]:
     """Yield the records of a .jsonl, .json (an array) or .parquet file, each perhaps in gzip.
 
-    Raises MarlRayError naming the file and the line (or the element) that is not JSON or not UTF-8.
+    Raises MarlRayError that names the file if it is damaged or holds no array, and the line that is not JSON or not
+    UTF-8.
     """
     path = name.partition("?")[0].removesuffix(".gz")
     if data[:2] == b"\x1f\x8b":

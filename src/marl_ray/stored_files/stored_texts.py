@@ -6,7 +6,7 @@ import threading
 
 from marl_ray.errors import MarlRayError, one_line
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class StoredTexts:
@@ -38,7 +38,7 @@ class StoredTexts:
             with self._lock:
                 row = self._database.execute("SELECT text FROM stored WHERE key = ?", (key,)).fetchone()
         except sqlite3.Error as error:
-            log.warning("cache: cannot be read (%s)", one_line(error))
+            _log.warning("cache: cannot be read (%s)", one_line(error))
             return None
         return row[0] if row else None
 
@@ -53,7 +53,7 @@ class StoredTexts:
                     statement = f"DELETE FROM stored WHERE rowid <= {newest_deleted}"  # noqa: S608  it is made here
                     self._database.execute(statement, (self._max_texts,))
         except sqlite3.Error as error:
-            log.warning("cache: cannot be written (%s)", one_line(error))
+            _log.warning("cache: cannot be written (%s)", one_line(error))
 
     def __len__(self) -> int:
         """Return the number of texts."""

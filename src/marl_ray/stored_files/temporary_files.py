@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from marl_ray.stored_files.durability import sync_to_disk
+
 TEMPORARY_NAME = re.compile(r"\..+\.[0-9]+")
 """Name of a temporary file: that of its place, between a dot and the number of its writer."""
 
@@ -37,7 +39,7 @@ def write_complete(filesystem: fs.FileSystem, path: str, data: bytes, writer: in
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a local file as `write_complete` does, such that it outlasts the death of the machine too.
+    """Write a local file as `write_complete` does, such that its bytes and its name outlast a loss of power too.
 
     It becomes another file than the one that was there. Raises OSError.
     """
@@ -48,6 +50,7 @@ def replace_file(path: Path, data: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
+        sync_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -55,7 +58,7 @@ def replace_file(path: Path, data: bytes) -> None:
 def write_file(filesystem: fs.FileSystem, path: str, data: bytes, durable: bool = False) -> None:
     """Write a file that readers see as it was before or complete; an object store does so by itself.
 
-    On a local disk, a `durable` one outlasts the death of the machine too. Raises OSError.
+    On a local disk, a `durable` one outlasts a loss of power too. Raises OSError.
     """
     if isinstance(filesystem, fs.LocalFileSystem):
         if durable:

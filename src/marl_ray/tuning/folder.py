@@ -17,6 +17,7 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonValue
 from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.stored_files.durability import create_folder
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.storages import absolute_storage, open_storage
 from marl_ray.stored_files.temporary_files import write_file
@@ -89,7 +90,7 @@ class Folder:
     def _path_in_folder(self, name: str) -> str:
         """Return the path of a file of this name, after making the folder that it lies in."""
         path = f"{self.path}/{name}"
-        self.filesystem.create_dir(path.rpartition("/")[0])
+        create_folder(self.filesystem, path.rpartition("/")[0])
         return path
 
     def upload(self, local: Path, name: str) -> None:

@@ -65,13 +65,13 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(team, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--policy: expected a bundle, which writes samples, or ready samples by --samples (samples=)"),
+        ([], "--policy: expected a bundle, which writes samples, or `samples`, ready ones"),
         (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with a policy, not with ready samples"),
         (["--samples", DATA, "--tracking-uri", "x"], "--tracking-uri: expected with a policy, not with ready samples"),
         (["--policy", "TEAM", "--k", "2"], "--k: problem 'add' has only 1 sample, not 2"),
         (["--policy", "TEAM", "--data", DATA], "--benchmark: expected jsonl and data, or jsonl:FILE, got jsonl:"),
         (["--policy", "nowhere"], "bundle 'nowhere' has no readable bundle.json"),
-        (["--policy", "TEAM", "--max-tokens", "0"], "--max-tokens: expected a number greater than 0, got 0"),
+        (["--policy", "TEAM", "--max-tokens", "0"], "--max-tokens: expected a whole number of 1 or more, got 0"),
         (
             ["--policy", "TEAM", "--max-tokens", "500"],
             "double: prompt: 34 tokens and generation.max_tokens=500 exceed model.context=512",

@@ -15,6 +15,7 @@ from stores.units import act, config, exposure, gradual, look
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
+from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import Production
@@ -61,19 +62,41 @@ def test_a_gradual_rollout_from_draft_to_promotion(url):
         assert after.before == {key: value for key, value in before.after.items() if key != "config"}
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"status": "archived"}, "ValueError: 'archived' is not a valid ExperimentStatus"),
+        ({"config": {"salt": "s"}}, "KeyError: 'arms'"),
+        ({"config": {"salt": "s", "arms": {"a": "heavy"}}}, "TypeError: "),
+        ({"config": config(a=1, b=1) | {"layer_share": 3}}, "TypeError: "),
+    ],
+)
+def test_an_experiment_that_a_newer_version_has_stored_hides_no_other(url, caplog, values, reason):
+    stores = open_stores(url)
+    for name in ("exp", "newer", "third"):
+        stores.experiments.open(name, config(a=1, b=1))
+    experiments = schema.experiments
+    with stores.database.write_transaction() as connection:
+        revised = {"revision": experiments.c.revision + 1} | values
+        connection.execute(sa.update(experiments).where(experiments.c.name == "newer").values(revised))
+    assert list(stores.experiments.states()) == ["exp", "third"]
+    act(stores, Action.ROLLBACK)
+    assert stores.experiments.states()["exp"].rolled_back == {"b"}
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"experiment 'newer': this version cannot read what is stored of it: {reason}")
+    with pytest.raises(MarlRayError, match=r"^experiment 'newer': this version cannot"):
+        stores.experiments.assignment_state("newer")
+
+
 def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
     stores, other = open_stores(url), open_stores(url)
-    assert (stores.experiments.names(), stores.experiments.read_all(), stores.experiments.states()) == ([], [], {})
+    assert (stores.experiments.names(), stores.experiments.states()) == ([], {})
     stores.experiments.open("exp", gradual(a=1, b=1, c=1))
     stores.experiments.open("second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game"})
 
     def agree() -> bool:
         assert stores.experiments.names() == other.experiments.names() == ["exp", "second"]
-        assert (
-            stores.experiments.read_all()
-            == other.experiments.read_all()
-            == [other.experiments.read(name) for name in stores.experiments.names()]
-        )
         assert stores.experiments.states() == {
             name: other.experiments.assignment_state(name) for name in other.experiments.names()
         }

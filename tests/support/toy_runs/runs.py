@@ -9,13 +9,16 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.envs.registry import make_env
+from marl_ray.json_types import JsonObject
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.stored_files.json_files import write_json
 from marl_ray.training.journal.deliveries import FINISHED_STATUS
 from marl_ray.training.journal.delivery import MARKS_FOLDER, Mark
+from marl_ray.training.journal.writer import Journal
 from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.collection import build_collector
-from marl_ray.training.run_folder.record import filesystem_of
+from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
+from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.members import Team
@@ -97,3 +100,39 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The weights in the bundle of a checkpoint."""
     (path,) = (checkpoint / "bundle").glob("*.safetensors")
     return load_file(path)
+
+
+def stored_run(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
+    """A run as its driver leaves it, of three evaluations that end with a score."""
+    run_config = config(f"name={name}", f"storage={storage}", *overrides)
+    record = record_of(run_config)
+    record["mlflow_run_id"] = "0123"
+    if finished:
+        result: JsonObject = {
+            "name": name,
+            "model": f"models:/{name}/1",
+            "bundle": f"{storage}/{name}/bundle",
+            "curve": None,
+            "tracking_uri": "sqlite:///mlflow.db",
+            "run_id": "0123",
+            "best_return": score,
+            "metrics": {},
+            "summary": [],
+        }
+        record["finished"] = {"total_steps": 192, "outcome": result, "score": None}
+    write_record(run_config, record)
+    filesystem, folder = filesystem_of(run_config)
+    rows = [
+        {"iteration": n, "steps": 96 * n, "eval/return": score * n / 2, "eval/return_low": score * n / 2 - 0.5}
+        | {"eval/return_high": score * n / 2 + 0.5}
+        for n in range(3)
+    ]
+    journal = Journal(filesystem, folder)
+    for row in rows:
+        journal.write_row(row)
+    if finished:
+        mark_delivered(run_config, len(rows))
+    with RunLog(run_config) as log:
+        log.open()
+        log.write("training")
+    return run_config

@@ -1,6 +1,5 @@
 """Parts that calls of the API share: files and mappings with changes by section, names of arguments, Ctrl-C."""
 
-import re
 import sys
 
 import pytest
@@ -10,8 +9,7 @@ import marl_ray
 from marl_ray.api.calls import data_of, merge_changes, named_arguments, short_interrupt
 from marl_ray.api.client import Client
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.sandbox import Level
+from marl_ray.errors import MarlRayError
 
 
 def test_a_section_keeps_the_keys_that_a_change_does_not_name():
@@ -71,26 +69,6 @@ def test_every_call_names_an_unknown_argument_itself(call, arguments, refusal):
         call(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refusal"),
-    [
-        ({"benchmark": 3}, "benchmark: expected a benchmark's name, got 3"),
-        ({"k": "10"}, "k: expected a whole number or a sequence of them, got '10'"),
-        ({"k": True}, "k: expected a whole number or a sequence of them, got True"),
-        ({"k": [1, 2.5]}, "k: expected a whole number or a sequence of them, got [1, 2.5]"),
-        ({"min_level": 3}, "min_level: expected limits, paths or namespaces, got 3"),
-        ({"min_level": "none"}, "min_level: expected limits, paths or namespaces, got 'none'"),
-        # Right ones, after which the lack of samples is what is wrong.
-        ({"k": 1}, "policy: "),
-        ({"k": (1, 2)}, "policy: "),
-        ({"min_level": Level.PATHS}, "policy: "),
-    ],
-)
-def test_an_option_of_evaluate_of_a_wrong_type_is_named(arguments, refusal):
-    with pytest.raises(FieldError, match=f"^{re.escape(refusal)}"):
-        marl_ray.evaluate(**{"benchmark": "mbpp"} | arguments)
-
-
 def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsys):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the block sets another
     with pytest.raises(KeyboardInterrupt) as caught, short_interrupt():
@@ -105,6 +83,14 @@ def test_an_outcome_that_is_no_number_is_refused_before_the_gateway_is_asked():
     with Client("http://127.0.0.1:9") as client, pytest.raises(MarlRayError) as refusal:
         client.record_outcome("session", "good")
     assert str(refusal.value) == "value: expected a number, got 'good'"
+
+
+def test_what_is_no_mapping_of_a_request_is_refused_before_the_gateway_is_asked():
+    with Client("http://127.0.0.1:9") as client:
+        with pytest.raises(MarlRayError, match=r"^attributes: expected a mapping of names to values, got list$"):
+            client.act({"alice": [0.0]}, attributes=["vip"])
+        with pytest.raises(MarlRayError, match=r"^body: expected a mapping of fields to values, got list$"):
+            client.request("/v1/act", ["session"])
 
 
 @pytest.mark.parametrize("argument", ["observations", "action_masks"])

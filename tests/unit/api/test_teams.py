@@ -57,6 +57,40 @@ def test_a_wrong_observation_is_named(tmp_path, observations, options, message):
         marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        ({"bundle": None}, "bundle: expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS, got None"),
+        (
+            {"bundle": ["a"]},
+            "bundle: expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS, got ['a']",
+        ),
+        ({"bundle": "a", "tracking_uri": 3}, "tracking_uri: expected a URI, got 3"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named_before_a_bundle_is_looked_for(arguments, refusal):
+    with pytest.raises(FieldError) as caught:
+        marl_ray.load(**arguments)
+    assert str(caught.value) == refusal
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (
+            {"seed": np.arange(1000).reshape(10, 100)},
+            "seed: expected a whole number of 0 or more, got array([[ 0, 1, 2,",
+        ),
+        ({"action_masks": [1, 0]}, "action_masks: expected agent -> mask, got list"),
+        ({"generation": "greedy"}, "generation: expected settings by name, got str"),
+    ],
+)
+def test_an_option_of_an_act_of_a_wrong_type_is_named_in_one_line(tmp_path, options, refusal):
+    with pytest.raises(FieldError) as caught:
+        marl_ray.load(make_bundle(tmp_path, 4)).act(SEES, **options)
+    assert str(caught.value).startswith(refusal) and "\n" not in str(caught.value)
+
+
 def test_a_run_is_answered_with_its_bundle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "walk").mkdir(parents=True)

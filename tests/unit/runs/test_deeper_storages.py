@@ -19,7 +19,7 @@ def test_runs_that_lie_deeper_are_told_of_where_there_are_none(tmp_path, capsys)
     run_config = config("name=try", f"storage={place}")
     write_record(run_config, record_of(run_config))
     list_runs(str(tmp_path))
-    hint = f"there are in {place}: give --storage {place}"
+    hint = f"there are some in {place}: name that storage"
     assert capsys.readouterr().out == f"no runs under {str(tmp_path)!r}; {hint}\n"
     with pytest.raises(MarlRayError, match=f"^run 'try' is not under '{tmp_path}'; {hint}$"):
         find_run("try", str(tmp_path))

@@ -15,57 +15,21 @@ from typing import Any
 import pytest
 from processes.command_line import keys_of, marl_ray
 from pyarrow import fs
-from toy_runs.runs import config, mark_delivered
+from toy_runs.runs import config, stored_run
 
-import marl_ray as api
 from marl_ray.cli.training.train import warn_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.comparison import compare, student_interval
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
-from marl_ray.runs.plot import group_line, legend_line, legend_title
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.owners import read_owner
-from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
-from marl_ray.training.run_folder.run_log import RunLog
 
 LOCAL = fs.LocalFileSystem()
-
-
-def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
-    """A run as its driver leaves it, of three evaluations that end with a score."""
-    run_config = config(f"name={name}", f"storage={storage}", *overrides)
-    stored = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
-    stored |= {
-        "tracking_uri": "sqlite:///mlflow.db",
-        "run_id": "0123",
-        "best_return": score,
-        "metrics": {},
-        "summary": [],
-    }
-    done = {"finished": {"total_steps": 192, "outcome": stored}} if finished else {}
-    write_record(run_config, record_of(run_config) | {"mlflow_run_id": "0123"} | done)
-    filesystem, folder = filesystem_of(run_config)
-    rows = [
-        {"iteration": n, "steps": 96 * n, "eval/return": score * n / 2, "eval/return_low": score * n / 2 - 0.5}
-        | {"eval/return_high": score * n / 2 + 0.5}
-        for n in range(3)
-    ]
-    journal = Journal(filesystem, folder)
-    for row in rows:
-        journal.write_row(row)
-    if finished:
-        mark_delivered(run_config, len(rows))
-    with RunLog(run_config) as log:
-        log.open()
-        log.write("training")
-    return run_config
 
 
 def document(*arguments: str | Path) -> Any:
@@ -77,15 +41,6 @@ def document(*arguments: str | Path) -> Any:
 def find_config(storage: Path, *overrides: str) -> RunConfig:
     """The config of the run that is not finished."""
     return parse_config(RunConfig, find_run("other", str(storage)).record["given"], overrides)
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Path:
-    stored(tmp_path, "first", "seed=1", score=1.0)
-    stored(tmp_path, "second", "seed=2", score=2.0)
-    stored(tmp_path, "other", "algorithm=ippo", score=3.0, finished=False)
-    (tmp_path / "mlartifacts").mkdir()
-    return tmp_path
 
 
 def test_runs_are_listed_with_state_and_score(storage):
@@ -160,7 +115,7 @@ def test_a_run_is_shown_with_its_files(storage):
 
 
 def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it(storage):
-    stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    stored_run(storage, "bad", "hyper.lr=10", score=-1.0)
     shown = marl_ray("runs", "show", "bad", "--storage", storage).stdout.splitlines()
     assert "  warning     eval/return did not rise: 0.000 at step 0, -1.000 at step 192" in shown
     config_at = shown.index("  config      as given; --all shows the defaults too")
@@ -173,7 +128,7 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
 
 
 def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(storage, capsys):
-    run_config = stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    run_config = stored_run(storage, "bad", "hyper.lr=10", score=-1.0)
     warn_of(run_config)
     assert capsys.readouterr().err == ""
     path = storage / "bad" / "metrics.jsonl"
@@ -280,104 +235,6 @@ def test_an_attempt_leaves_how_it_ended(storage, error, state):
     owner = read_owner(LOCAL, str(storage / "other"))
     assert owner is not None and owner.state == find_run("other", str(storage)).state() == state
     assert not owner.is_alive(time.time())
-
-
-def test_runs_are_compared_by_seeds(storage):
-    picture = storage / "all.png"
-    arguments = ("runs", "compare", "first", "second", "other", "--storage", storage, "--out", picture)
-    compared = document(*arguments)
-    assert set(compared) == keys_of("runs compare") and compared["metric"] == "eval/return"
-    assert [[run["seed"] for run in group["runs"]] for group in compared["groups"]] == [[0], [1, 2]]
-    both = compared["groups"][1]["score"]
-    assert both["value"] == 1.5 and [both["low"], both["high"]] == pytest.approx([1.5 - 6.353, 1.5 + 6.353], abs=1e-3)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    lines = marl_ray(*arguments).stdout.splitlines()
-    assert lines[5:7] == ["other: algorithm=ippo", "second and 1 more: algorithm at its default"] or lines[5:7] == [
-        "other: algorithm=ippo",
-        "first and 1 more: algorithm at its default",
-    ]
-    assert len(lines) == 8 and lines[-1] == f"eval/return over environment steps: {picture}"
-
-
-def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage):
-    stored(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
-    stored(storage, "again", "seed=1", score=2.0)
-    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
-    assert sorted(sorted(curve.name for curve in group.runs) for group in groups) == [
-        ["again"],
-        ["first", "second"],
-        ["longer"],
-    ]
-    assert next(g for g in groups if g.runs[0].name == "longer").differences["train.total_steps"] == 640
-
-
-def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage):
-    out = storage / "pictures" / "all.png"
-    with pytest.raises(MarlRayError, match=r"^out: '.*all\.png' cannot be written: there is no folder '.*pictures'$"):
-        api.compare(["first"], storage=storage).plot(out)
-    assert not out.parent.exists()
-
-
-def test_the_legend_is_below_the_axes_and_short(storage):
-    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
-    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
-    assert [legend_line(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
-    assert legend_title(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
-    assert legend_title(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
-
-
-def test_what_differs_is_in_the_line_of_a_group(storage):
-    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
-    runs = [find_run(name, str(storage)) for name in ("first", "fast")]
-    first, fast = compare(runs)
-    assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
-    assert fast.differences == {"hyper.lr": 10, "train.horizon": 16}
-    assert group_line(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
-
-
-def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage):
-    rows = "".join(json.dumps({"iteration": n, "steps": 96 * n, "entropy": 1.0 / n}) + "\n" for n in (1, 2))
-    for name, text in (("first", rows), ("second", rows.replace("0.5", "0.7"))):
-        (storage / name / "metrics.jsonl").write_text(text)
-    picture = storage / "entropy.png"
-    arguments = ("runs", "compare", "first", "second", "--storage", storage, "--out", picture)
-    stored(storage, "third", "seed=2", "hyper.lr=0.5")
-    (storage / "third" / "metrics.jsonl").write_text(rows.replace("0.5", "0.7"))
-    shown = marl_ray(*arguments[:3], "third", *arguments[4:], "--metric", "entropy").stdout.splitlines()
-    assert shown[0].split()[4] == "VALUE" and [line.split()[0] for line in shown[1:3]] == ["first", "third"]
-    wrong = marl_ray(*arguments, "--metric", "zzz").stderr
-    assert "expected one of entropy" in wrong
-
-
-def test_a_program_compares_runs_as_the_command_does(storage):
-    compared = api.compare(["first", "other", "second"], storage=storage)
-    assert [[run.name for run in group.runs] for group in compared.groups] == [["other"], ["first", "second"]]
-    assert compared.metric == "eval/return" and compared.title == "toys.envs:countdown"
-    first = next(row for row in compared.rows if row["run"] == "first")
-    assert (first["seed"], first["score"], first["low"], first["algorithm"]) == (1, 1.0, 0.5, "mappo")
-    assert str(compared).startswith("other: ippo, seed 0, 3 [") and compared._repr_png_()[1:4] == b"PNG"
-    with pytest.raises(MarlRayError, match=r"^runs: expected a list of names, got 'first'$"):
-        api.compare("first", storage=storage)
-    with pytest.raises(MarlRayError, match=r"^out: '/proc/no/x.png' cannot be written: "):
-        compared.plot("/proc/no/x.png")
-
-
-def test_runs_of_different_metrics_are_not_compared(storage):
-    stored(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
-    (storage / "other" / "metrics.jsonl").write_text('{"iteration": 1, "steps": 32, "return": 1.0}\n')
-    for names, expected in (
-        (("first", "elsewhere"), "elsewhere plays toys.envs:fragile, whose returns are different metrics"),
-        (("first", "other"), "first is measured by eval/return and other is not"),
-        (("first", "second", "--metric", "eval/retrun"), "first has no metric 'eval/retrun'; did you mean eval/return"),
-        (("first", "first"), "expected runs of different names"),
-    ):
-        done = marl_ray("runs", "compare", *names, "--storage", storage, "--out", storage / "no.png")
-        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not (storage / "no.png").exists()
-
-
-def test_students_interval_is_that_of_the_tables():
-    assert student_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
 
 
 def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path):

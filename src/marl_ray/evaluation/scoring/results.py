@@ -15,6 +15,7 @@ from pathlib import Path
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.scoring.local import JobKind, ResultRow
 from marl_ray.json_types import JsonMapping
+from marl_ray.stored_files.durability import create_local_folder
 from marl_ray.stored_files.temporary_files import replace_file
 
 MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"
@@ -54,7 +55,7 @@ def open_results(folder: Path, manifest: JsonMapping) -> Iterator[ResultsFile]:
     running now.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        create_local_folder(folder)
         file = os.open(folder / RESULTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
         raise FieldError("out", f"{folder} cannot be written: {error.strerror}") from error

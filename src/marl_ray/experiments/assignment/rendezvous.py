@@ -99,7 +99,7 @@ class PastTables:
     __slots__ = ("_draws", "_weights")
 
     def __init__(self, tables: Iterable[Mapping[str, float]], salt: str):
-        """`tables`: arm -> relative weight, as in `AssignmentTable`; those with the same shares are one."""
+        """Prepare the tables, each arm -> relative weight as in `AssignmentTable`; those with the same shares are one."""
         shares: dict[tuple[tuple[str, float], ...], None] = {}
         for weights in tables:
             total = math.fsum(weights.values())

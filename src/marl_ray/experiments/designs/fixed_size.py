@@ -6,7 +6,7 @@ Further looks break its error rate.
 import math
 from typing import NamedTuple
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.experiments.statistics.intervals import Interval, Summary
 
 
@@ -72,18 +72,17 @@ def samples_needed(
     """Return the fewest outcomes (treatment, control) with which the t-test reaches `power_of_test`.
 
     `ratio` is treatment over control; `effect` and `sd` are in units of the outcome. The normal formula gives a start, which
-    the noncentral t counts up from. Raises MarlRayError naming the argument that is out of its range.
+    the noncentral t counts up from. Raises FieldError naming the argument that is out of its range.
     """
-    valid = {
-        "sd": 0 < sd < math.inf,
-        "effect": 0 < abs(effect) < math.inf,
-        "ratio": 0 < ratio < math.inf,
-        "alpha": 0 < alpha < 1,
-        "power": alpha < power < 1,
-    }
-    for name, is_valid in valid.items():
+    for name, value, is_valid, expected in (
+        ("sd", sd, 0 < sd < math.inf, "a finite number above 0"),
+        ("effect", effect, 0 < abs(effect) < math.inf, "a finite number other than 0"),
+        ("ratio", ratio, 0 < ratio < math.inf, "a finite number above 0"),
+        ("alpha", alpha, 0 < alpha < 1, "a number above 0 and below 1"),
+        ("power", power, alpha < power < 1, f"a number above alpha, {alpha:g}, and below 1"),
+    ):
         if not is_valid:
-            raise MarlRayError(f"{name}: expected finite sd, ratio > 0, effect not 0, and 0 < alpha < power < 1")
+            raise FieldError(name, f"expected {expected}, got {value:g}")
     from scipy.special import ndtri
 
     z = float(ndtri(1 - alpha / 2) + ndtri(power))

@@ -21,7 +21,8 @@ from marl_ray.experiments.store.records import look_settings, read_experiment
 class EvidenceStore:
     """Sums over the units of experiments.
 
-    One object keeps sums and bets between looks, so that a look reads new rows alone.
+    One object keeps sums and bets between looks, so that a look reads new rows alone. Every method may raise
+    StoreError.
     """
 
     def __init__(self, database: Database):

@@ -1,5 +1,6 @@
 """The store of experiments: their configs and states, and the audit of every change."""
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,13 +31,14 @@ from marl_ray.experiments.store.records import (
     Configs,
     EpochHistory,
     Production,
+    UnreadableExperimentError,
     assignment_part,
     assignment_state,
     audited_state,
     columns_of,
     endpoint_of,
     read_experiment,
-    read_experiments,
+    read_states,
     version_of,
 )
 from marl_ray.experiments.store.rules import (
@@ -51,14 +53,21 @@ from marl_ray.experiments.store.rules import (
 _ENDPOINTS = 0x6D61_7265
 """First key of PostgreSQL's advisory locks on endpoints."""
 
+_log = logging.getLogger(__name__)
+
 
 class ExperimentStore:
-    """Experiments and their changes. Safe to use from several threads, processes and machines."""
+    """Experiments and their changes. Safe to use from several threads, processes and machines.
+
+    Every method may raise StoreError.
+    """
 
     def __init__(self, database: Database):
         self._database = database
         self._configs: Configs = {}
         self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
+        self._logged_errors: set[str] = set()
+        """Errors of experiments that cannot be read, each of which the log has once."""
 
     def open(
         self,
@@ -286,7 +295,7 @@ class ExperimentStore:
             return [AuditEntry(*row) for row in connection.execute(query)]
 
     def read(self, name: str) -> ExperimentRecord | None:
-        """Return the stored experiment, or None."""
+        """Return the stored experiment; None if there is none of this name. Raises UnreadableExperimentError."""
         with self._database.transaction() as connection:
             return read_experiment(connection, name)
 
@@ -297,29 +306,26 @@ class ExperimentStore:
             query = sa.select(experiments.name).order_by(experiments.created, experiments.name)
             return list(connection.execute(query).scalars())
 
-    def read_all(self) -> list[ExperimentRecord]:
-        """Return all experiments, the oldest first.
-
-        To be polled: a config is read again only when it has changed, and must therefore not be changed in place.
-        """
-        with self._database.transaction() as connection:
-            return read_experiments(connection, self._configs)
-
     def states(self) -> dict[str, AssignmentState]:
-        """Return experiment -> its assignment state, the oldest first.
+        """Return experiment -> its assignment state, the oldest first, but those that this version cannot read.
 
-        Made for polling: while nothing changes it costs one row and returns the same object, which must not be changed.
+        The log names these. Made for polling: while nothing changes it costs one row and returns the same object, which
+        must not be changed. A config is read again only when it has changed.
         """
         with self._database.transaction() as connection:
             # Read first: what changes meanwhile is found by the next call.
             version = version_of(connection)
             if version != self._states[0]:
-                records = read_experiments(connection, self._configs)
-                self._states = version, {record.name: assignment_state(record) for record in records}
+                self._states = version, read_states(connection, self._configs, self._log_once)
             return self._states[1]
 
+    def _log_once(self, error: UnreadableExperimentError) -> None:
+        if str(error) not in self._logged_errors:
+            self._logged_errors.add(str(error))
+            _log.error("%s", error)
+
     def assignment_state(self, name: str) -> AssignmentState:
-        """Return the assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
+        """Return the assignment state of one experiment. Raises MarlRayError if it is unknown or cannot be read."""
         record = self.read(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")

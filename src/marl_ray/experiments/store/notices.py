@@ -50,7 +50,7 @@ class Notices:
     def claim(self, entry: int, now: float, until: float) -> bool:
         """Claim an audit entry until `until` (seconds since 1970).
 
-        True if the caller has got it and must deliver it.
+        Returns True if the caller has the claim and must deliver the entry, False if another replica has it.
         """
         notices = schema.notices.c
         insert = self._database.insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)

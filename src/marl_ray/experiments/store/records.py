@@ -1,12 +1,14 @@
 """Experiments as the store returns them, and the conversion of rows to them and back."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from marl_ray.config.serving.guardrails import counts_as
+from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S
@@ -23,6 +25,10 @@ from marl_ray.experiments.lifecycle import (
 
 Configs = dict[str, tuple[int, dict[str, Any]]]
 """Experiment -> the revision of its config, and the config."""
+
+
+class UnreadableExperimentError(MarlRayError):
+    """The error of an experiment that another version has stored, in a form that this one cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ class AuditEntry:
 def read_experiment(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
     """Return one experiment, or None if there is no such experiment.
 
-    With `lock`, nobody else changes it until the transaction is over.
+    With `lock`, nobody else changes it until the transaction is over. Raises UnreadableExperimentError.
     """
     experiments = schema.experiments.c
     if lock:
@@ -123,10 +129,13 @@ def read_experiment(connection: sa.Connection, name: str, lock: bool = False) ->
     return _record(rows[name], rows[name][0].config) if rows else None
 
 
-def read_experiments(connection: sa.Connection, configs: Configs) -> list[ExperimentRecord]:
-    """Read all experiments, the oldest first.
+def read_states(
+    connection: sa.Connection, configs: Configs, skip: Callable[[UnreadableExperimentError], None]
+) -> dict[str, AssignmentState]:
+    """Return experiment -> its assignment state, the oldest first.
 
-    Only configs newer than in `configs` are read, and `configs` is brought up to date.
+    Only configs newer than in `configs` are read, and `configs` is brought up to date. An experiment that this version
+    cannot read hides no other: `skip` is called with its error.
     """
     rows = _rows(connection, ())
     stale = [name for name, (row, *_) in rows.items() if configs.get(name, (0, {}))[0] != row.revision]
@@ -135,7 +144,13 @@ def read_experiments(connection: sa.Connection, configs: Configs) -> list[Experi
         fresh = _rows(connection, (schema.experiments.c.config,), stale)
         rows |= fresh
         configs.update({name: (row.revision, row.config) for name, (row, *_) in fresh.items()})
-    return [_record(rows_of_experiment, configs[name][1]) for name, rows_of_experiment in rows.items()]
+    states = {}
+    for name, rows_of_experiment in rows.items():
+        try:
+            states[name] = assignment_state(_record(rows_of_experiment, configs[name][1]))
+        except UnreadableExperimentError as error:
+            skip(error)
+    return states
 
 
 def version_of(connection: sa.Connection) -> tuple[int, int]:
@@ -179,45 +194,58 @@ def _rows(
     return by_name
 
 
+@contextmanager
+def _naming_experiment(name: str) -> Iterator[None]:
+    """Turn the errors of an experiment's stored data within the block into an UnreadableExperimentError."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableExperimentError(
+            f"experiment {name!r}: this version cannot read what is stored of it: {describe_error(error)}"
+        ) from error
+
+
 def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
     row = rows[0]
-    state = ExperimentState(
-        status=ExperimentStatus(row.status),
-        epoch=row.epoch,
-        stage=row.stage,
-        stage_since=row.stage_since,
-        stage_epoch=row.stage_epoch,
-        winner=row.winner,
-        rolled_back=frozenset(row.marked for row in rows if row.marked is not None),
-        allocation=None if row.allocation is None else Allocation(**row.allocation),
-    )
-    return ExperimentRecord(row.name, config, row.created, state, plan_of(config))
+    with _naming_experiment(row.name):
+        state = ExperimentState(
+            status=ExperimentStatus(row.status),
+            epoch=row.epoch,
+            stage=row.stage,
+            stage_since=row.stage_since,
+            stage_epoch=row.stage_epoch,
+            winner=row.winner,
+            rolled_back=frozenset(row.marked for row in rows if row.marked is not None),
+            allocation=None if row.allocation is None else Allocation(**row.allocation),
+        )
+        return ExperimentRecord(row.name, config, row.created, state, plan_of(config))
 
 
 def assignment_state(record: ExperimentRecord) -> AssignmentState:
-    """Return the assignment state of an experiment."""
+    """Return the assignment state of an experiment. Raises UnreadableExperimentError."""
     state, config = record.state, record.config
-    low, high = config.get("layer_share", (0.0, 1.0))
-    return AssignmentState(
-        experiment=record.name,
-        epoch=state.epoch,
-        status=state.status,
-        stage=state.stage,
-        weights=weights_of(record.plan, state),
-        control=record.plan.control,
-        salt=config["salt"],
-        shadows=shadows_of(record.plan, state),
-        rolled_back=state.rolled_back,
-        cut=config.get("on_rollback", "cut") == "cut",
-        layer=config.get("layer"),
-        layer_share=(low, high),
-        endpoint=endpoint_of(record.name, config),
-        randomize=randomization_of(config),
-        block_s=config.get("block_s", 600.0),
-        created=record.created,
-        population=population_of(config),
-        origin=config.get("origin"),
-    )
+    with _naming_experiment(record.name):
+        low, high = config.get("layer_share", (0.0, 1.0))
+        return AssignmentState(
+            experiment=record.name,
+            epoch=state.epoch,
+            status=state.status,
+            stage=state.stage,
+            weights=weights_of(record.plan, state),
+            control=record.plan.control,
+            salt=config["salt"],
+            shadows=shadows_of(record.plan, state),
+            rolled_back=state.rolled_back,
+            cut=config.get("on_rollback", "cut") == "cut",
+            layer=config.get("layer"),
+            layer_share=(low, high),
+            endpoint=endpoint_of(record.name, config),
+            randomize=randomization_of(config),
+            block_s=config.get("block_s", 600.0),
+            created=record.created,
+            population=population_of(config),
+            origin=config.get("origin"),
+        )
 
 
 def endpoint_of(name: str, config: dict[str, Any]) -> str:

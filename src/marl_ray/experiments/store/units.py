@@ -66,7 +66,10 @@ class Outcome:
 
 
 class UnitStore:
-    """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines."""
+    """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines.
+
+    Every method may raise StoreError.
+    """
 
     def __init__(self, database: Database):
         self._database = database

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,20 +164,27 @@ class _FormatAndFamily(BaseModel):
 def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest]) -> Path:
     """Make `folder/DIGEST[:DIGEST_DIGITS]` of the files that `write` writes, and return its path.
 
-    The folder is complete or absent, never half-written.
+    Readers see the folder complete or absent, whatever fails. One that is there already, such as a damaged one, is
+    replaced. Raises OSError, with which it stays as it was, and what `write` raises.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".bundle-") as temporary:
+    with TemporaryDirectory(dir=folder, prefix=".bundle-", ignore_cleanup_errors=True) as temporary:
         work = Path(temporary) / "bundle"
         work.mkdir()
         manifest = write(work)
         manifest.digest = manifest.content_digest()
         (work / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
         target = folder / manifest.digest[:DIGEST_DIGITS]
+        previous = Path(temporary) / "previous"
         if target.exists():
-            shutil.rmtree(target)
-        os.replace(work, target)
+            os.replace(target, previous)
+        try:
+            os.replace(work, target)
+        except OSError:
+            if previous.exists():
+                os.replace(previous, target)
+            raise
     return target
 
 

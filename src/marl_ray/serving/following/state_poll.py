@@ -40,6 +40,8 @@ class StatePoll:
         """Moment at which the store last reported its state, in monotonic seconds."""
         self._refused: set[str] = set()
         """Experiments that this version cannot serve."""
+        self._logged_arms: dict[str, frozenset[str]] = {}
+        """Experiment -> the arms of which the log says that this gateway's config lacks them."""
 
     def poll(self, waits: bool = False) -> None:
         """Follow every experiment once and load the arms that it needs, in threads unless `waits`.
@@ -64,7 +66,7 @@ class StatePoll:
             router = routers.get(name)
             if router is None:
                 self._route_new(name, state)
-            elif state != router.state:
+            elif (state := self._followable(router, state)) != router.state:
                 self._follow(router, state, reported_at)
 
     def _route_new(self, name: str, state: AssignmentState) -> None:
@@ -79,6 +81,19 @@ class StatePoll:
         except MarlRayError as error:
             self._refused.add(name)
             _log.error("experiment %s is not served here: %s", name, error)
+
+    def _followable(self, router: Router, state: AssignmentState) -> AssignmentState:
+        """Return what a router can follow of a state, and log once that another gateway's config has added arms."""
+        name, unknown = router.config.name, router.unknown_arms(state)
+        if unknown and self._logged_arms.get(name) != unknown:
+            self._logged_arms[name] = unknown
+            _log.error(
+                "experiment %s: its last known weights stay in force here but for rollbacks: this gateway's config has no "
+                "arm %s, which another one's has",
+                name,
+                ", ".join(sorted(unknown)),
+            )
+        return router.followable_state(state)
 
     def _follow(self, router: Router, state: AssignmentState, reported_at: float) -> None:
         was_over = router.is_over

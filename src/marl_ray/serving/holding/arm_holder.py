@@ -53,7 +53,9 @@ class ArmHolder:
         self._next_round_at = time.monotonic() + ROUND_S
         routers = self._live_experiments.endpoints.routers
         followed = [state for state in served_here(states, routers) if state.experiment in routers]
-        self.needed = arms_to_hold(followed, time.time(), ended)
+        needed = arms_to_hold(followed, time.time(), ended)
+        # Another gateway may have added arms that this one's config lacks.
+        self.needed = {name: arms & routers[name].config.arms.keys() for name, arms in needed.items()}
         for name, arms in self.needed.items():
             router = routers[name]
             self._drop(router, router.arms.keys() - arms)

@@ -30,6 +30,7 @@ from pyarrow import fs
 from marl_ray.config.base import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.spool import Segment
+from marl_ray.stored_files.durability import create_local_folder, sync_to_disk
 from marl_ray.stored_files.storages import open_storage
 from marl_ray.temporary_folders import new_temporary_folder
 
@@ -152,7 +153,7 @@ class ActLog:
         else:
             self._local = Path(self._root)
         try:
-            self._local.mkdir(parents=True, exist_ok=True)
+            create_local_folder(self._local)
             Segment.create(self._local, PREFIX, PARTIAL_SUFFIX).remove()
         except OSError as error:
             raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
@@ -244,7 +245,7 @@ class ActLog:
             if not re.fullmatch(NAME_PATTERN, experiment):  # the name becomes that of a folder
                 raise OSError(f"experiment {experiment!r} has no usable name")
             folder = self._local / experiment
-            folder.mkdir(exist_ok=True)
+            create_local_folder(folder)
             self._open[experiment] = _OpenSegment(Segment.create(folder, PREFIX, PARTIAL_SUFFIX), time.monotonic())
         self._open[experiment].segment.append(data)
 
@@ -285,6 +286,7 @@ class ActLog:
                 os.fsync(file.fileno())
             if self._remote is None:
                 os.replace(temporary, segment.path.with_name(name))
+                sync_to_disk(segment.path.parent)  # before the partial segment is gone
             else:
                 upload(temporary, self._remote, f"{self._root}/{experiment}/{name}")
                 temporary.unlink()

@@ -18,6 +18,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.stored_files.durability import create_local_folder, sync_to_disk
 
 SEGMENT_BYTES = 8_000_000
 """Size at which a new segment begins."""
@@ -42,19 +43,26 @@ class Segment:
 
     @classmethod
     def create(cls, folder: Path, prefix: str, suffix: str) -> "Segment":
-        """Create a file of this process in the folder. Raises OSError."""
+        """Create a file of this process in the folder, whose name outlasts a loss of power. Raises OSError."""
         while True:
             path = folder / f"{prefix}{os.getpid()}-{secrets.token_hex(8)}{suffix}"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            if _try_lock(fd):  # otherwise another process has just adopted the empty file
-                return cls(path, fd, 0)
-            os.close(fd)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            if not _try_lock(fd):  # another process has just adopted the empty file
+                os.close(fd)
+                continue
+            segment = cls(path, fd, 0)
+            try:
+                sync_to_disk(folder)
+            except OSError:
+                segment.remove()
+                raise
+            return segment
 
     @classmethod
     def adopt(cls, path: Path) -> "Segment | None":
         """Adopt the file of a dead process; None if its owner lives or the file is gone. Raises OSError."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_APPEND)
+            fd = os.open(path, os.O_RDWR)
         except FileNotFoundError:
             return None
         if _try_lock(fd):
@@ -62,14 +70,19 @@ class Segment:
         os.close(fd)
         return None
 
-    def append(self, data: bytes) -> None:
-        """Write all of the data; on OSError, none of it is written."""
-        remaining = memoryview(data)
+    def append(self, data: bytes, durable: bool = False) -> None:
+        """Write the data behind what was written: all of it or, with an OSError, none.
+
+        A `durable` write is on the disk when it returns.
+        """
+        written = 0
         try:
-            while remaining:
-                remaining = remaining[os.write(self.fd, remaining) :]
+            while written < len(data):
+                written += os.pwrite(self.fd, memoryview(data)[written:], self.size + written)
+            if durable:
+                os.fsync(self.fd)
         except OSError:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # else the next write is in its place
                 os.ftruncate(self.fd, self.size)
             raise
         self.size += len(data)
@@ -127,7 +140,7 @@ class Spool:
         """Segments that this process has begun, the oldest first."""
         self._adopted: list[Segment] = []
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            create_local_folder(self._folder)
             Segment.create(self._folder, PREFIX, SUFFIX).remove()
         except OSError as error:
             raise MarlRayError(f"spool: folder {folder!r} cannot be written to: {one_line(error)}") from error
@@ -150,8 +163,7 @@ class Spool:
         if fitting:
             if not self.own_segments or self.own_segments[-1].size >= SEGMENT_BYTES:
                 self.own_segments.append(Segment.create(self._folder, PREFIX, SUFFIX))
-            self.own_segments[-1].append(b"\n".join(lines[:fitting]) + b"\n")
-            os.fsync(self.own_segments[-1].fd)
+            self.own_segments[-1].append(b"\n".join(lines[:fitting]) + b"\n", durable=True)
         return fitting
 
     def adopt(self) -> None:

@@ -1,8 +1,10 @@
 """One experiment inside a replica: the table that assigns its units, and the arms that answer them."""
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from marl_ray.config import ExperimentConfig
@@ -201,8 +203,38 @@ class Router:
         """True if the experiment has ended: it is promoted, rolled back or stopped."""
         return self.state.status in FINAL_STATUSES
 
+    def unknown_arms(self, state: AssignmentState) -> frozenset[str]:
+        """Return the arms by which a state assigns, its control among them, that this gateway's config lacks.
+
+        Another gateway at the same database, whose config is newer, may have added them.
+        """
+        assigning = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
+        return frozenset(assigning - self.config.arms.keys())
+
+    def followable_state(self, state: AssignmentState) -> AssignmentState:
+        """Return the state itself, or what this replica can follow of one that has `unknown_arms`.
+
+        That is the present state without the arms that the new one has rolled back; as in `lifecycle.weights_of` the
+        control inherits their weight.
+        """
+        present = self.state
+        if not self.unknown_arms(state):
+            return state
+        barred = (state.rolled_back - present.rolled_back) & self.config.arms.keys() - {present.control}
+        if not barred:
+            return present
+        weights = {arm: 0.0 if arm in barred else weight for arm, weight in present.weights.items()}
+        weights[present.control] += math.fsum(present.weights.get(arm, 0.0) for arm in barred)
+        return replace(
+            present,
+            epoch=state.epoch,
+            weights=weights,
+            shadows=tuple(arm for arm in present.shadows if arm not in barred),
+            rolled_back=present.rolled_back | barred,
+        )
+
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
-        """Assign by another state from now on; it must name only arms of the config.
+        """Assign by another state from now on. Raises ValueError if it has `unknown_arms`.
 
         A request that has read the older table still assigns correctly by it. `reported_at` is the moment at which the
         store last reported the previous state (monotonic seconds; now if not given).
@@ -215,8 +247,8 @@ class Router:
         self.remembered.doubt_since(time.monotonic() if reported_at is None else reported_at)
 
     def _read_tables(self, state: AssignmentState) -> _Tables:
-        if not state.weights.keys() <= self.config.arms.keys():
-            raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
+        if unknown := self.unknown_arms(state):
+            raise ValueError(f"the state assigns {sorted(unknown)}, configured are {sorted(self.config.arms)}")
         past: EpochHistory | None = EpochHistory([], frozenset())
         if state.epoch > 1:
             try:
@@ -321,10 +353,12 @@ class Router:
     def _present_assignment(self, assignment: Assignment) -> Assignment:
         """Return the unit's present assignment.
 
-        With `on_rollback: cut`, units of a rolled-back arm continue with the control.
+        With `on_rollback: cut`, units of a rolled-back arm continue with the control. So do those that another gateway
+        has assigned to an arm that this one's config lacks.
         """
-        state = self.state
-        return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
+        state, arm = self.state, assignment.arm
+        ends_here = (state.cut and arm in state.rolled_back) or arm not in self.config.arms
+        return self.with_control() if ends_here else assignment
 
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
         """Note that the unit meets the arm.

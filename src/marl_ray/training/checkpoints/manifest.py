@@ -6,19 +6,17 @@ keys too.
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.stored_files.temporary_files import write_file
 from marl_ray.training.checkpoints.storage import (
     DamagedCheckpointError,
     StoredFile,
     StoredFolder,
     UnwritableCheckpointError,
     read_file,
-    sync_to_disk,
 )
 from marl_ray.training.run_folder.record import DIGEST_KEY, digest_of
 
@@ -62,15 +60,7 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
     data = json.dumps({DIGEST_KEY: digest_of(facts), **facts}, indent=1).encode()
     target = place / MANIFEST_FILE
     try:
-        if not place.is_local:
-            with place.filesystem.open_output_stream(target.path) as stream:
-                stream.write(data)
-            return
-        temporary = f"{target.path}.new"
-        Path(temporary).write_bytes(data)
-        sync_to_disk(temporary)
-        os.replace(temporary, target.path)
-        sync_to_disk(place.path)
+        write_file(place.filesystem, target.path, data, durable=True)
     except OSError as error:
         raise UnwritableCheckpointError(f"{target} cannot be written: {one_line(error)}") from error
 

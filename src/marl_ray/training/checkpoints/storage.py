@@ -4,13 +4,13 @@ They are written with their hashes, and read only if size and hash are right.
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.durability import sync_to_disk
 
 CHUNK = 2**20
 """Bytes that are read and hashed at a time."""
@@ -84,21 +84,16 @@ class HashedStream:
         """Do nothing: `close` brings all bytes to the storage."""
 
     def close(self) -> None:
-        """Close the file, and on a local disk wait until it is durable. A second call does nothing. Raises OSError."""
+        """Close the file, and on a local disk wait until its bytes and its name are durable.
+
+        A second call does nothing. Raises OSError.
+        """
         if self.file.closed:
             return
         self.file.close()
         if self.place.is_local:
             sync_to_disk(self.place.path)
-
-
-def sync_to_disk(path: str) -> None:
-    """Bring a local file, or the names in a local folder, onto the disk, so that it outlasts a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_to_disk(Path(self.place.path).parent)
 
 
 def read_file(place: StoredFolder) -> bytes | None:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from typing_extensions import override
 
 from marl_ray.errors import one_line
+from marl_ray.stored_files.durability import create_folder
 from marl_ray.training.checkpoints.storage import (
     DamagedCheckpointError,
     HashedStream,
@@ -50,7 +51,7 @@ class StoredFiles(FileSystemBase):
         try:
             parent = place.path.rpartition("/")[0]
             if parent not in self.folders:
-                place.filesystem.create_dir(parent)
+                create_folder(place.filesystem, parent)
                 self.folders.add(parent)
             stream = HashedStream(place)
             yield cast(io.IOBase, stream)

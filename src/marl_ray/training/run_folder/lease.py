@@ -20,6 +20,7 @@ from typing import Self
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, describe_error, one_line
+from marl_ray.stored_files.durability import create_folder
 from marl_ray.stored_files.exclusive_file import create
 from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import write_json
@@ -112,7 +113,7 @@ class Lease:
 
     def _take(self) -> None:
         """Own the folder. Raises OSError, and MarlRayError if another process owns it."""
-        self.filesystem.create_dir(f"{self.folder}/{OWNER_FOLDER}")
+        create_folder(self.filesystem, f"{self.folder}/{OWNER_FOLDER}")
         for _ in range(MAX_TRIES):
             self.confirmed = time.time()
             last = newest_number(self.filesystem, self.folder)

@@ -25,6 +25,7 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.stored_files.durability import create_folder
 from marl_ray.stored_files.folder_kinds import RUN_FILE, RUN_KIND, refuse_other_kind
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.storages import absolute_storage, open_storage
@@ -247,7 +248,7 @@ def pin_bundles(config: RunConfig, record: RunRecord) -> JsonObject:
 
 
 def write_record(config: RunConfig, record: RunRecord) -> None:
-    """Make the run's folder, and write this record to it."""
+    """Make the run's folder, and write this record to it; on a local disk it outlasts a loss of power. Raises OSError."""
     filesystem, folder = filesystem_of(config)
-    filesystem.create_dir(folder)
-    write_json(filesystem, f"{folder}/{RUN_FILE}", {**record, DIGEST_KEY: digest_of(record)})
+    create_folder(filesystem, folder)
+    write_json(filesystem, f"{folder}/{RUN_FILE}", {**record, DIGEST_KEY: digest_of(record)}, durable=True)

@@ -1,5 +1,6 @@
 """The spool: what is on disk, whose it is, and what of it can be read."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -52,6 +53,10 @@ def drain(spool: Spool, adopted: bool = False) -> list[bytes]:
 
 def files(folder) -> list:
     return sorted(folder.iterdir())
+
+
+def fail_to_sync(*arguments: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_lines_come_back_in_order_and_their_files_go(tmp_path, monkeypatch):
@@ -154,6 +159,43 @@ def test_a_failed_write_leaves_whole_lines(tmp_path):
     segment.fd = right
     spool.append([b"c"])
     assert drain(spool) == [b"a", b"c"]
+
+
+def test_lines_whose_sync_failed_are_stored_once_by_the_next_try(tmp_path, monkeypatch):
+    spool = Spool(str(tmp_path), LIMIT)
+    spool.append([b"a"])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail_to_sync)
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.append([b"b", b"c"])
+    assert files(tmp_path)[0].read_bytes() == b"a\n"
+    assert spool.append([b"b", b"c"]) == 2
+    assert drain(spool) == [b"a", b"b", b"c"]
+
+
+def test_a_write_that_could_not_be_taken_back_is_overwritten_by_the_next(tmp_path, monkeypatch):
+    spool = Spool(str(tmp_path), LIMIT)
+    spool.append([b"a"])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail_to_sync)
+        patch.setattr("os.ftruncate", fail_to_sync)
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.append([b"b"])
+    spool.append([b"b"])
+    spool.append([b"c"])
+    assert files(tmp_path)[0].read_bytes() == b"a\nb\nc\n"
+    assert drain(spool) == [b"a", b"b", b"c"]
+
+
+def test_a_segment_whose_name_cannot_last_is_not_begun(tmp_path, monkeypatch):
+    spool = Spool(str(tmp_path), LIMIT)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail_to_sync)
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.append([b"a"])
+    assert (files(tmp_path), spool.own_segments) == ([], [])
+    spool.append([b"a"])
+    assert drain(spool) == [b"a"]
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):

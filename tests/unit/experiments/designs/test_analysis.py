@@ -16,7 +16,7 @@ from scipy import stats
 
 from marl_ray.cli import main
 from marl_ray.config import ExperimentConfig, parse_config
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.designs.analysis import Units, compare, covariate_imbalance
 from marl_ray.experiments.designs.planning import sample_sizes
@@ -109,14 +109,15 @@ def test_plans_of_bounded_and_of_tiny_effects():
     assert sample_sizes(effect=0.3, sd=1, share=0.01).median > 10 * sample_sizes(effect=0.3, sd=1).median
     assert sample_sizes(effect=1e-5, sd=1).sure is None
     for words, inputs in (
-        ("share: expected", {"share": 1.0}),
-        ("bounds: expected", {"bounds": (0, 1)}),
-        ("effect: expected", {"effect": 0.0}),
-        ("power: expected", {"power": 0.01}),
-        ("alpha: expected", {"alpha": 0.0}),
+        ("share: expected a number above 0 and below 1, got 1", {"share": 1.0}),
+        ("bounds: expected low < high at least two sd apart, got (0, 1) with sd 1", {"bounds": (0, 1)}),
+        ("effect: expected a finite number of 1e-06 sd at least, got 0 with sd 1", {"effect": 0.0}),
+        ("power: expected a number above alpha, 0.05, and below 1, got 0.01", {"power": 0.01}),
+        ("alpha: expected a number from 1e-06 to below 0.5, got 0", {"alpha": 0.0}),
     ):
-        with pytest.raises(MarlRayError, match=words):
+        with pytest.raises(FieldError) as caught:
             sample_sizes(**{"effect": 1.0, "sd": 1.0} | inputs)
+        assert str(caught.value) == words
 
 
 def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ratio():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.designs.fixed_size import power_of_test, samples_needed, welch
 from marl_ray.experiments.statistics.intervals import Summary
@@ -75,5 +75,5 @@ def test_samples_needed_are_the_fewest_that_have_the_power(ratio):
     assert power_of_test(treatment, control, effect=-2, sd=6, alpha=0.01) >= 0.9
     fewer = math.ceil(ratio * (control - 1))
     assert power_of_test(fewer, control - 1, effect=-2, sd=6, alpha=0.01) < 0.9
-    with pytest.raises(MarlRayError, match="effect: expected"):
+    with pytest.raises(FieldError, match=r"^effect: expected a finite number other than 0, got 0$"):
         samples_needed(effect=0, sd=1)

@@ -1,6 +1,8 @@
 """Bundles: what is written is what is served, and nothing that was touched is."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +115,39 @@ def test_a_touched_bundle_is_refused_in_one_line(folder, damage, message):
     with pytest.raises(MarlRayError, match=message) as caught:
         load_bundle(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bundle_is_whole_also_where_the_damaged_one_before_cannot_be_deleted(folder, model, monkeypatch):
+    deleted, unlink = [], os.unlink
+
+    def delete_one(path: str, **options: int) -> None:
+        deleted.append(path)
+        if len(deleted) > 1:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path, **options)
+
+    _flip_weights(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", delete_one)
+        assert write(folder.parent, model) == folder
+    assert len(deleted) > 1
+    load_bundle(folder)
+
+
+def test_a_bundle_that_cannot_be_written_again_stays_as_it_was(folder, model, monkeypatch):
+    before, replace = load_bundle(folder).digest, os.replace
+
+    def refuse_new(source: Path, target: Path) -> None:
+        if source.name == "bundle":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse_new)
+        with pytest.raises(OSError, match="Input/output error"):
+            write(folder.parent, model)
+    assert load_bundle(folder).digest == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_an_unknown_model_version_is_refused(tmp_path):

@@ -93,7 +93,7 @@ def test_one_of_another_format_is_refused(tmp_path):
 
 
 def test_a_folder_that_takes_no_manifest_is_named(tmp_path):
-    (tmp_path / f"{MANIFEST_FILE}.new").mkdir()
+    (tmp_path / MANIFEST_FILE).mkdir()
     with pytest.raises(UnwritableCheckpointError, match=rf"^{tmp_path}/{MANIFEST_FILE} cannot be written: "):
         publish(local_stored_folder(tmp_path), TOY_MANIFEST)
 
