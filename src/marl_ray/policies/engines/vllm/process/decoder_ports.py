@@ -46,7 +46,6 @@ class SharedProcess:
 
     def __init__(self, process: VllmProcess, lock: FairLock) -> None:
         self.process, self.lock = process, lock
-        self.why_lost = "generation.engine=vllm: its process was ended"
         self._ports: dict[int, DecoderPort] = {}
 
     def port(self, version: int) -> "DecoderPort":
@@ -69,13 +68,8 @@ class SharedProcess:
             self._ports[version].arrived.append(part)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the server. The caller holds the turn. Raises EngineLostError and EngineRefusedError."""
-        if self.process.lost:
-            raise EngineLostError(self.why_lost)
-        try:
-            return self.process.ask(method, *arguments)
-        except EngineLostError as error:
-            raise self._lose(str(error)) from None
+        """Call a method of the server as `VllmProcess.ask` does, and raise its errors. The caller holds the turn."""
+        return self.process.ask(method, *arguments)
 
     def demand(self, method: str, *arguments: object) -> Any:
         """Call a method that a sound engine never refuses; if it does, end the process.
@@ -88,8 +82,7 @@ class SharedProcess:
             raise self._lose(str(error)) from None
 
     def _lose(self, why: str) -> EngineLostError:
-        self.process.close()
-        self.why_lost = why
+        self.process.close(why)
         return EngineLostError(why)
 
 
@@ -113,7 +106,7 @@ class DecoderPort:
         If vLLM refuses `add`, only these responses end; if it refuses another call, the process ends.
         """
         if self.lost:  # without waiting for a turn, in which another process may start
-            raise EngineLostError(self._shared.why_lost)
+            raise EngineLostError(self._shared.process.why_lost)
         with self._shared.lock.turn():
             match method:
                 case "add":
