@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071, eqs. 5-7 and 10).
+"""Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071, eqs. 5-7, 13 and 14).
 
 It has one ratio per sequence.
 

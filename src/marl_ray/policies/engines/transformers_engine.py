@@ -58,9 +58,11 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         self.log_probs: list[list[float]] = [[] for _ in prompts]
 
     def fill_defaults(self, int32_tensor: Tensor) -> None:
+        """Fill the argument of a step that draws nothing."""
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
+        """Keep the responses that get a token in this step, and return their numbers, int32."""
         self._rows = [int(request.state.request_id) for request in requests_with_new_token]
         return torch.tensor(self._rows, dtype=torch.int32)
 

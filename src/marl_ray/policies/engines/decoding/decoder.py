@@ -46,6 +46,7 @@ class _Row:
 
     @property
     def newest(self) -> int:
+        """The token that the next step feeds to the model."""
         return self.ids[-1] if self.ids else self.prompt.ids[-1]
 
 
