@@ -137,8 +137,13 @@ class PagedEngine(Engine):
             while waiting:
                 result = manager.get_result(timeout=1)
                 if result is None:
-                    if not manager.is_running() or time.monotonic() - last_answer_at > SILENT_S:
-                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENT_S:.0f} s")
+                    if not manager.is_running():
+                        raise MarlRayError(
+                            f"generation.engine=transformers: its thread ended before {len(waiting)} of {len(prompts)} "
+                            "responses"
+                        )
+                    if time.monotonic() - last_answer_at > SILENT_S:
+                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENT_S:g} s")
                     continue
                 if result.error is not None:
                     raise MarlRayError(f"generation.engine=transformers: {result.error}")
@@ -151,7 +156,8 @@ class PagedEngine(Engine):
                     waiting.discard(number)
         finally:
             manager.stop(block=True, timeout=SILENT_S)
-            manager.destroy()
+            if not manager.is_running():  # else it would wait without a deadline for a thread that hangs
+                manager.destroy()
 
     def _manager(
         self, prompts: Sequence[Prompt], generation: GenerationConfig, sampler: _Draw

@@ -97,9 +97,8 @@ def _check_same(name: str, tensor: Tensor, other: Tensor) -> None:
     if tensor.shape != other.shape:
         raise MarlRayError(f"{name} is {list(tensor.shape)}, expected {list(other.shape)}")
     difference = float((tensor.float() - other.float()).abs().amax())
-    is_bfloat16 = torch.equal(
-        other.bfloat16().float(), other.float()
-    )  # written in bfloat16, in whatever type they are here
+    # Weights that were written in bfloat16 may be in another type here.
+    is_bfloat16 = torch.equal(other.bfloat16().float(), other.float())
     bound = MAX_ULPS * torch.finfo(torch.bfloat16 if is_bfloat16 else torch.float32).eps * float(other.abs().amax())
     if difference > bound:
         raise MarlRayError(f"{name} differs by {difference:.2g}, expected at most {bound:.2g}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_ray.policies.engines.base import EngineLostError, EngineRefusedError
 from marl_ray.policies.engines.vllm.process.child import VllmProcess
-from marl_ray.policies.engines.vllm.process.messages import Sampled, VllmRequest
+from marl_ray.policies.engines.vllm.process.messages import SampledToken, VllmRequest
 
 TURN_S = 1200.0
 """Seconds that a thread waits for its turn, in which another thread may have to start a process."""
@@ -59,7 +59,7 @@ class SharedProcess:
 
     def step(self) -> None:
         """Sort the next tokens of all responses by port. The caller holds the turn. Raises EngineLostError."""
-        tokens: dict[int, list[Sampled]] = {}
+        tokens: dict[int, list[SampledToken]] = {}
         for token in self.demand("step"):
             tokens.setdefault(token.version, []).append(token)
         for version, part in tokens.items():
@@ -92,7 +92,7 @@ class DecoderPort:
     def __init__(self, shared: SharedProcess) -> None:
         self._shared = shared
         self.handles = shared.process.handles
-        self.arrived: deque[list[Sampled]] = deque()
+        self.arrived: deque[list[SampledToken]] = deque()
         """Tokens that the decoder has not taken yet, one list for each step."""
 
     @property
