@@ -20,7 +20,7 @@ from marl_ray.policies.bundles.manifest import MANIFEST_FILE, TokenManifest, che
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
-from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
+from marl_ray.policies.language.lora import add_adapters, bare_name, merged_weights, without_adapters
 from marl_ray.policies.language.model_files import check_same_model, empty_model, load_model
 from marl_ray.policies.language.packing import PackedSequences
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
@@ -389,7 +389,7 @@ def adopt_weights(policy: TokenPolicy, plain: TokenPolicy) -> None:
 
     Adapters keep their own weights. Raises MarlRayError if the two have different shapes.
     """
-    targets = {name.replace(".base_layer.", "."): parameter for name, parameter in policy.lm.named_parameters()}
+    targets = {bare_name(name): parameter for name, parameter in policy.lm.named_parameters()}
     for name, source in plain.lm.named_parameters():
         target = targets.get(name)
         if target is None or target.shape != source.shape:
