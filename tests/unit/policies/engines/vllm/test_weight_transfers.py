@@ -11,6 +11,7 @@ from marl_ray.policies.engines.vllm.engine import VllmEngine
 from marl_ray.policies.engines.vllm.process import child
 from marl_ray.policies.engines.vllm.process.messages import NCCL
 from marl_ray.policies.engines.vllm.process.weight_memory import read_tensors
+from marl_ray.policies.engines.vllm.weight_transfers import SharedMemoryTransfer
 from marl_ray.policies.language.sampling_copy import empty_copy
 from marl_ray.policies.language.token_policy import build_token_policy
 
@@ -44,9 +45,15 @@ def calls_of(engine):
     return calls
 
 
+def layout_of(engine):
+    """The places of the tensors in the memory that the engine's process reads."""
+    assert isinstance(engine.transfer, SharedMemoryTransfer)
+    return engine.transfer.memory.layout
+
+
 def test_shared_memory_has_each_new_version_and_a_new_process_gets_the_weights_again():
     sampled = Sampled()
-    engine, layout = sampled.engine, sampled.engine.transfer.memory.layout
+    engine, layout = sampled.engine, layout_of(sampled.engine)
     engine.follow()
     engine.follow()
     assert calls_of(engine) == [("join", ({},)), ("load", (1, {"layout": layout, "version": 1}))]
@@ -82,7 +89,7 @@ def test_weights_of_an_empty_copy_are_taken_once_into_the_memory(tmp_path):
         engine.follow()
     for _ in range(2):
         engine.update_weights()
-    layout = engine.transfer.memory.layout
+    layout = layout_of(engine)
     assert calls_of(engine) == [("join", ({},)), ("load", (1, {"layout": layout, "version": 1}))]
     engine.close()
     engine.follow()
