@@ -23,6 +23,7 @@ CHECKS = (
     layout.long_files,
     layout.folders_without_purpose,
     layout.repeated_folders,
+    layout.misnamed_interfaces,
     layout.misplaced_tests,
     imports.cycles,
     imports.private_imports,

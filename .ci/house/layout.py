@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from sources import PACKAGE, Finding, SourceFile
+from sources import PACKAGE, Finding, SourceFile, name_of, product
 
 MAX_FILES = 9
 """Maximum number of files of a folder, besides its `__init__.py` and `conftest.py`."""
@@ -93,6 +93,27 @@ def packages_beside(file: SourceFile) -> set[str]:
     imports = {node.module or "" for node in file.nodes if isinstance(node, ast.ImportFrom)}
     imports |= {alias.name for node in file.nodes if isinstance(node, ast.Import) for alias in node.names}
     return {name.partition(".")[0] for name in imports} | sys.stdlib_module_names
+
+
+def misnamed_interfaces(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the modules `protocol` without a Protocol, and the modules `base` without a class that others inherit."""
+    modules = list(product(files).values())
+    classes = {file: [node for node in file.tree.body if isinstance(node, ast.ClassDef)] for file in modules}
+    for file in modules:
+        if file.path.name not in ("base.py", "protocol.py"):
+            continue
+        interfaces = [node for node in classes[file] if "Protocol" in bases_of(node)]
+        others = {base for other in modules if other is not file for node in classes[other] for base in bases_of(node)}
+        is_inherited = any(node.name in others for node in classes[file] if node not in interfaces)
+        if file.path.name == "protocol.py" and not interfaces:
+            yield file.finding(None, "expected a Protocol in a module of this name")
+        if file.path.name == "base.py" and not is_inherited:
+            yield file.finding(None, "expected a class that others inherit in a module of this name")
+
+
+def bases_of(node: ast.ClassDef) -> set[str]:
+    """Return the names of the classes from which a class inherits, without their type arguments."""
+    return {name_of(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases}
 
 
 def misplaced_tests(files: list[SourceFile]) -> Iterator[Finding]:

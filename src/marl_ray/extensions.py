@@ -94,7 +94,7 @@ ALGORITHM = ExtensionPoint(
         "map3o": "marl_ray.algorithms.constrained.map3o:MAP3O",
         "macpo": "marl_ray.algorithms.constrained.macpo:MACPO",
     },
-    ("marl_ray.algorithms.base:Algorithm",),
+    ("marl_ray.algorithms.definition:Algorithm",),
 )
 """See `marl_ray.algorithms.Algorithm`; `config.SPECS` has the specs of the built-in ones, which need no torch."""
 ENVIRONMENT = ExtensionPoint(
@@ -144,12 +144,12 @@ BENCHMARK = ExtensionPoint(
         "codecontests": "marl_ray.evaluation.benchmarks.codecontests:CODECONTESTS",
         "jsonl": "marl_ray.evaluation.benchmarks.jsonl:JSONL",
         "math": "marl_ray.evaluation.benchmarks.math_problems:MATH",
-        "webarena": "marl_ray.evaluation.web_agents.base:WEBARENA",
-        "miniwob": "marl_ray.evaluation.web_agents.base:MINIWOB",
+        "webarena": "marl_ray.evaluation.web_agents.protocol:WEBARENA",
+        "miniwob": "marl_ray.evaluation.web_agents.protocol:MINIWOB",
     },
-    ("marl_ray.evaluation.benchmarks.base:Benchmark", "marl_ray.evaluation.web_agents.base:WebBenchmark"),
+    ("marl_ray.evaluation.benchmarks.base:Benchmark", "marl_ray.evaluation.web_agents.protocol:WebBenchmark"),
 )
-"""See `marl_ray.evaluation.benchmarks.Benchmark`, and `marl_ray.evaluation.web_agents.base.WebBenchmark`."""
+"""See `marl_ray.evaluation.benchmarks.Benchmark`, and `marl_ray.evaluation.web_agents.protocol.WebBenchmark`."""
 SCHEDULER = ExtensionPoint(
     "scheduler",
     {

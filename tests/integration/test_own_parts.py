@@ -54,6 +54,15 @@ def test_the_tests_of_new_parts_pass(kit):
     assert len(list(kit.glob("test_my_*.py"))) == len(POINTS)
 
 
+def test_new_parts_keep_the_products_own_rules_of_style(kit):
+    files = sorted(path.name for path in kit.glob("*my_*.py"))
+    assert len(files) == 2 * len(POINTS)
+    tests_only = [option for rule in ("D", "TID251") for option in ("--per-file-ignores", f"test_*.py:{rule}")]
+    command = ["-m", "ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), *tests_only, *files]
+    done = subprocess.run([sys.executable, *command], cwd=kit, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_configs_of_new_parts_are_accepted(inside):
     configs = list(inside.glob("*.yaml"))
     assert len(configs) == 7

@@ -43,6 +43,7 @@ STRICT = ("--strict", "--ignore-missing-imports", "--allow-subclassing-any")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(960)  # mypy begins without a cache
 def test_every_template_and_the_python_api_are_typed(tmp_path):
     for kind in POINTS:
         assert marl_ray("new", kind, f"my_{kind}", folder=tmp_path).returncode == 0

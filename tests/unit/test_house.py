@@ -54,6 +54,9 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "    b = 1\n"
             "    def c(self): ...\n"
         ),
+        "src/marl_ray/arms/__init__.py": PURPOSE,
+        "src/marl_ray/arms/base.py": "class Arm(Protocol): ...\n\n\nprint(Arm)\n",
+        "src/marl_ray/arms/protocol.py": "class Reply: ...\n\n\nprint(Reply)\n",
         "docs/page.md": "```python\nfrom marl_ray.names import shown\n```\n",
         "src/marl_ray/acts.py": (
             "def _fetched(): ...\n\n\ndef seed(): ...\n\n\nclass Page:\n"
@@ -132,6 +135,8 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/acts.py:1: the function _fetched is named by a participle, expected a verb and its object",
         "src/marl_ray/acts.py:8: the function _closed is named by a participle, expected a verb and its object",
         "src/marl_ray/agents/builtin/a09.py:1: the folder has 10 files, expected 9 at most",
+        "src/marl_ray/arms/base.py:1: expected a class that others inherit in a module of this name",
+        "src/marl_ray/arms/protocol.py:1: expected a Protocol in a module of this name",
         "src/marl_ray/engines/paged_engine.py:1: expected a name that does not repeat the folder's, engines",
         "src/marl_ray/full/__init__.py:1: expected a docstring that says the folder's purpose in one sentence",
         "src/marl_ray/full/m09.py:1: the folder has 10 files, expected 9 at most",

@@ -22,6 +22,7 @@ from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.engines.vllm.process import child
 from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.messages import VllmRequest
+from marl_ray.policies.engines.vllm.weight_transfers import SharedMemoryTransfer
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 EXACT = 1e-5
@@ -50,7 +51,9 @@ def request(handle: int) -> VllmRequest:
 
 def update(sampled: Sampled, version: int) -> dict[str, Any]:
     """The message about weights of this version in the engine's memory."""
-    return {"layout": sampled.engine.shared.layout, "version": version}
+    transfer = sampled.engine.transfer
+    assert isinstance(transfer, SharedMemoryTransfer)
+    return {"layout": transfer.memory.layout, "version": version}
 
 
 def gap(sampled: Sampled, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:

@@ -4,7 +4,7 @@ A named algorithm has a file of its own: `dpo`, which learns from preferred pair
 their kinds. The mathematics that several share is in `advantages`, `losses` and `constraints`.
 """
 
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.critics import ValueLossInputs
 from marl_ray.config import spec_of
 from marl_ray.errors import MarlRayError

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from marl_ray.algorithms.advantages.returns import sequence_scores
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.config import SPECS, HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from marl_ray.evaluation.benchmarks import AnswerKind
     from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, ScoringTask
     from marl_ray.evaluation.scoring.local import Scorer
-    from marl_ray.evaluation.web_agents.base import WebBenchmark
+    from marl_ray.evaluation.web_agents.protocol import WebBenchmark
     from marl_ray.evaluation.writing.requests import SampleWriter
     from marl_ray.sandbox import Level
 
@@ -149,7 +149,7 @@ def evaluate(
 
     Raises MarlRayError (a FieldError where one argument is wrong).
     """
-    from marl_ray.evaluation.web_agents.base import web_benchmark
+    from marl_ray.evaluation.web_agents.protocol import web_benchmark
 
     for name in options:
         check_known(name, OPTIONS)

@@ -37,7 +37,7 @@ def check_plugin(
     It prints a line for every property. The exit status is 1 if one does not hold.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.conformance.extensions.base import print_property
+    from marl_ray.conformance.extensions.properties import print_property
 
     module = importlib.import_module(f"marl_ray.conformance.extensions.{_extension_point(kind).kind}")
     properties = module.check(name, with_overrides({}, settings or ()))

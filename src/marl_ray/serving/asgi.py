@@ -18,7 +18,7 @@ from marl_ray.serving.handlers.routes import find_route
 from marl_ray.serving.holding.live_experiments import Host
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines
-from marl_ray.serving.http.protocol import (
+from marl_ray.serving.http.messages import (
     ClientDisconnectedError,
     Headers,
     Receive,

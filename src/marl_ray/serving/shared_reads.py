@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
+from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import pytest
 from toy_serving.gateways import SEES
 from toy_serving.sites import TEXTS, client, site, text_site
 
-from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.messages import Request, RequestError
 
 __all__ = ["client", "site", "text_site"]
 DEEP = b"[" * 900 + b"]" * 900

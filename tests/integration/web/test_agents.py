@@ -17,7 +17,7 @@ import marl_ray
 from marl_ray.cli import main
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.web.miniwob_elements import MiniWobElements
-from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
+from marl_ray.evaluation.web_agents.protocol import WebAnswer, WebTurn
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.serving.play import play_episode

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from marl_ray.serving.http.protocol import Receive, Scope, Send
+from marl_ray.serving.http.messages import Receive, Scope, Send
 
 KEY = "game"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
-from marl_ray.algorithms.base import PolicyLossInputs
+from marl_ray.algorithms.definition import PolicyLossInputs
 from marl_ray.algorithms.losses.clipped_surrogate import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.critics import clipped_value_loss
 from marl_ray.config import SPECS, HyperParameters

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from toy_serving.gateways import AGENTS, SEES, act, gateway_config, make_bundle, serving, with_gateway
 
 from marl_ray.policies.bundles.actor_critic import Bundle
-from marl_ray.serving.http.protocol import route_path
+from marl_ray.serving.http.messages import route_path
 
 
 async def test_act_answers_with_the_arm_its_actions_and_log_probs(config):

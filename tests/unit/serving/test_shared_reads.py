@@ -9,7 +9,7 @@ import pytest
 from clocks import Clock
 from waiting import until_async
 
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.shared_reads import SharedReads
 
 

@@ -10,7 +10,7 @@ its units.
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.config import SPECS, HyperParameters
 

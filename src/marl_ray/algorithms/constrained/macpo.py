@@ -7,8 +7,8 @@ change that the earlier policies' steps are expected to make.
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
-from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constrained.cpo import surrogate
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.config import SPECS
 
 MACPO = Algorithm("macpo", SPECS["macpo"], gae_advantages, surrogate)

@@ -12,8 +12,8 @@ damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
 from functools import partial
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
-from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS
 

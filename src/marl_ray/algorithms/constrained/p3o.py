@@ -10,7 +10,7 @@ the whole minibatch over all workers; with large minibatches it seldom switches 
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from marl_ray.algorithms.base import PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.config import HyperParameters
 

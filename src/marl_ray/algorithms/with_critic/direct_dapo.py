@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from marl_ray.algorithms.advantages.gae import gae
 from marl_ray.algorithms.advantages.returns import reward_to_go
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.critics import ValueLossInputs
 from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories

@@ -4,7 +4,7 @@ PPO's loss (`ppo.py`), with the critic on the agent's own observation. Agents of
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS
 

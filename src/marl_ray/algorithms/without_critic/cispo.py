@@ -7,7 +7,7 @@ upper bound holds by default (eps = 1). The paper tunes eps' and does not report
 at most 5.
 """
 
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS, HyperParameters

@@ -8,7 +8,7 @@ decisions of the batch; and for sequences truncated at the horizon a filter (`ov
 (`overlong_buffer`, eq. 13). No divergence penalty. Not to be confused with `direct_dapo`.
 """
 
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS

@@ -6,7 +6,7 @@ No division by the group's standard deviation (which favours easy and hard start
 sequence's own length (which favours long wrong answers): the most decisions that a sequence may have.
 """
 
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.groups import center_scores, group_index, standardize_scores
 from marl_ray.algorithms.advantages.returns import sequence_scores
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories

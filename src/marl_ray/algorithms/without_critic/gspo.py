@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071, eqs. 5-7 and 10).
+"""Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071, eqs. 5-7, 13 and 14).
 
 It has one ratio per sequence.
 
@@ -8,7 +8,7 @@ s_it has the value of s_i and the gradient of the decision's own log-probability
 sequence. A is GRPO's. The clip is narrow (3e-4, 4e-4) because a mean of log ratios hardly moves.
 """
 
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.clipped_surrogate import clipped_surrogate
 from marl_ray.algorithms.losses.ratios import gspo_token_log_ratio
 from marl_ray.algorithms.without_critic.grpo import group_advantages

@@ -11,7 +11,7 @@ of the reward: `kl_place: reward`.
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.returns import reward_to_go
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories

@@ -6,7 +6,7 @@ The group gives the baseline and the batch the scale, so that a group whose scor
 advantages.
 """
 
-from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS

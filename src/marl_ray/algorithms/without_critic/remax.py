@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.groups import comparable_rows, group_index, subtract_greedy_score
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 

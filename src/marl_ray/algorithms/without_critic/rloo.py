@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.groups import group_index, leave_one_out
 from marl_ray.algorithms.advantages.returns import sequence_scores
-from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.clipped_surrogate import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT, sequence_log_ratio
 from marl_ray.config import SPECS, HyperParameters

@@ -5,7 +5,7 @@ from functools import partial
 
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm.properties import PROPERTIES
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property
+from marl_ray.conformance.extensions.properties import CheckedProperty, check_property
 from marl_ray.conformance.torch_threads import one_thread
 from marl_ray.errors import MarlRayError
 from marl_ray.training.single_process import process_group

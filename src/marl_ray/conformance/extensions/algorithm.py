@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from marl_ray.conformance.algorithm.check import check_algorithm
-from marl_ray.conformance.extensions.base import CheckedProperty, load_part, refuse_unknown_settings
+from marl_ray.conformance.extensions.properties import CheckedProperty, load_part, refuse_unknown_settings
 from marl_ray.extensions import ALGORITHM
 
 

@@ -4,7 +4,12 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse_unknown_settings
+from marl_ray.conformance.extensions.properties import (
+    CheckedProperty,
+    check_property,
+    load_part,
+    refuse_unknown_settings,
+)
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems

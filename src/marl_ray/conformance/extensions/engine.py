@@ -5,7 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse_unknown_settings
+from marl_ray.conformance.extensions.properties import (
+    CheckedProperty,
+    check_property,
+    load_part,
+    refuse_unknown_settings,
+)
 from marl_ray.conformance.torch_threads import one_thread
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property
+from marl_ray.conformance.extensions.properties import CheckedProperty, check_property
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics
 from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env, sample_action

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property
+from marl_ray.conformance.extensions.properties import CheckedProperty, check_property
 from marl_ray.envs.text.tasks import MathTask, StaticProgramTask
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.protocol import NamedReward, make_reward

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part
+from marl_ray.conformance.extensions.properties import CheckedProperty, check_property, load_part
 from marl_ray.extensions import SCHEDULER
 from marl_ray.json_types import JsonMapping
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of

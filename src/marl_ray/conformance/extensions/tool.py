@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import write_signature
 from marl_ray.agents.tools import Tool, make_tool
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property
+from marl_ray.conformance.extensions.properties import CheckedProperty, check_property
 from marl_ray.conformance.schema_values import NoFittingValueError, fitting_object
 from marl_ray.errors import MarlRayError, one_line
 

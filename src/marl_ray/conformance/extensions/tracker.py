@@ -5,7 +5,12 @@ import time
 from collections.abc import Iterator, Mapping
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse_unknown_settings
+from marl_ray.conformance.extensions.properties import (
+    CheckedProperty,
+    check_property,
+    load_part,
+    refuse_unknown_settings,
+)
 from marl_ray.extensions import TRACKER
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.tracking.sinks import check_sinks, open_sinks

@@ -18,8 +18,8 @@ from marl_ray.evaluation.options import Progress, WebRequest, no_progress
 from marl_ray.evaluation.scoring.evaluate import choose_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
 from marl_ray.evaluation.scoring.results import open_results
-from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
+from marl_ray.evaluation.web_agents.protocol import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
 from marl_ray.evaluation.web_agents.scripted import ExpertAgent, RandomAgent
 from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent

@@ -11,7 +11,7 @@ from marl_ray.envs.text.base import COSTS
 from marl_ray.envs.web.environment import TASK_STEPS, BrowserEnv
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
-from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
+from marl_ray.evaluation.web_agents.protocol import WebAgent, WebTurn
 from marl_ray.json_types import JsonObject
 
 SLACK_S = 60.0

@@ -10,7 +10,7 @@ from marl_ray.envs.web.webarena.environment import SPLIT_SEEDS, WORLD_SEED
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import Plan, synthetic_tasks
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
+from marl_ray.evaluation.web_agents.protocol import WebAgent, WebAnswer, WebTurn
 from marl_ray.json_types import JsonMapping
 from marl_ray.rollout.rng import task_number
 

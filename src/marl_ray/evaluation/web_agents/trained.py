@@ -9,7 +9,7 @@ from marl_ray.envs.web.elements import action_count, row_size
 from marl_ray.envs.web.miniwob_elements import DEFAULT_ELEMENTS, ElementReader
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.data_files import SHORT_DIGEST
-from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
+from marl_ray.evaluation.web_agents.protocol import WebAgent, WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_generator
 from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
 from marl_ray.json_types import JsonMapping

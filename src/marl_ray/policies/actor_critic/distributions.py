@@ -70,8 +70,10 @@ class Categorical:
     """One categorical per entry; `shape` is () for `Discrete` and (K,) for `MultiDiscrete`."""
 
     sizes: tuple[int, ...]
+    """Number of choices of each entry."""
     shape: tuple[int, ...]
     start: int = 0
+    """The environment's number of the first choice."""
     dtype = torch.int64
 
     @property
@@ -141,7 +143,9 @@ class Gaussian:
 
     shape: tuple[int, ...]
     low: np.ndarray
+    """(*shape) the smallest action that the environment takes."""
     high: np.ndarray
+    """(*shape) the largest action that the environment takes."""
     dtype = torch.float32
 
     @property

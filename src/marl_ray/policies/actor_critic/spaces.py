@@ -47,7 +47,8 @@ def space_from_json(data: JsonObject) -> spaces.Space[Any]:
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
             low, high = (np.broadcast_to(_bound(data[key], dtype), shape) for key in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
-    raise MarlRayError(f"space type {data['type']!r} is unknown")
+    expected = "expected Box, Discrete, MultiDiscrete or MultiBinary"
+    raise MarlRayError(f"space type {data['type']!r} is unknown: {expected}")
 
 
 def _constant_or_list(bound: np.ndarray) -> object:
@@ -102,7 +103,7 @@ def cardinalities(space: spaces.Space[Any]) -> list[int]:
             return [int(n) for n in space.nvec.reshape(-1)]
         case spaces.MultiBinary():
             return [2] * row_size(space)
-    raise MarlRayError(f"space {space} is not categorical")
+    raise MarlRayError(f"space {space} is not categorical: expected Discrete, MultiDiscrete or MultiBinary")
 
 
 def to_row(space: spaces.Space[Any], observation: object) -> np.ndarray:

@@ -119,6 +119,7 @@ class _StackedPolicy:
     def act(
         self, rows: np.ndarray, which: np.ndarray, noise: np.ndarray | None, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Act as `ServedPolicy.act` does on rows (N, ...), each by the network whose number is in `which` (N,) int64."""
         flat = to_row(self._space, rows).reshape(len(rows), -1)
         outputs = self._network.infer(flat, which)
         if allowed is not None:

@@ -272,7 +272,10 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
         raw = (folder / MANIFEST_FILE).read_bytes()
         kind = _FormatAndFamily.model_validate_json(raw)
         if kind.format != FORMAT or kind.family not in MANIFEST_TYPES:
-            raise MarlRayError(f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported")
+            raise MarlRayError(
+                f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported; expected format "
+                f"{FORMAT} of {' or '.join(MANIFEST_TYPES)}"
+            )
         manifest = MANIFEST_TYPES[kind.family].model_validate_json(raw)
     except OSError as error:
         places = {"folder": folder / "bundle", "name": Path("runs") / folder / "bundle"}

@@ -1,8 +1,9 @@
-"""The inputs and outputs of an engine. They are token ids only: an engine never encodes text."""
+"""The base class of engines, and their inputs and outputs: token ids only, because an engine never encodes text."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
@@ -69,7 +70,7 @@ class Completion:
     """`TokenPolicy.version` of the weights that sampled all of its tokens."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Samples responses. A completion is a function of (weights, prompt, seed, generation), up to rounding of logits."""
 
     spec: ClassVar[EngineSpec] = EngineSpec()
@@ -82,6 +83,7 @@ class Engine(Protocol):
         """
         return False
 
+    @abstractmethod
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
@@ -90,6 +92,7 @@ class Engine(Protocol):
         Raises MarlRayError if a prompt is empty, or too long for its response to fit the model's context.
         """
 
+    @abstractmethod
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """Yield the tokens of `generate([prompt], seed, generation)` as soon as each is sampled."""
 

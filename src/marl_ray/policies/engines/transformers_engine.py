@@ -58,9 +58,11 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         self.log_probs: list[list[float]] = [[] for _ in prompts]
 
     def fill_defaults(self, int32_tensor: Tensor) -> None:
+        """Fill the argument of a step that draws nothing."""
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
+        """Keep the responses that get a token in this step, and return their numbers, int32."""
         self._rows = [int(request.state.request_id) for request in requests_with_new_token]
         return torch.tensor(self._rows, dtype=torch.int32)
 
@@ -135,8 +137,13 @@ class PagedEngine(Engine):
             while waiting:
                 result = manager.get_result(timeout=1)
                 if result is None:
-                    if not manager.is_running() or time.monotonic() - last_answer_at > SILENT_S:
-                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENT_S:.0f} s")
+                    if not manager.is_running():
+                        raise MarlRayError(
+                            f"generation.engine=transformers: its thread ended before {len(waiting)} of {len(prompts)} "
+                            "responses"
+                        )
+                    if time.monotonic() - last_answer_at > SILENT_S:
+                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENT_S:g} s")
                     continue
                 if result.error is not None:
                     raise MarlRayError(f"generation.engine=transformers: {result.error}")
@@ -149,7 +156,8 @@ class PagedEngine(Engine):
                     waiting.discard(number)
         finally:
             manager.stop(block=True, timeout=SILENT_S)
-            manager.destroy()
+            if not manager.is_running():  # else it would wait without a deadline for a thread that hangs
+                manager.destroy()
 
     def _manager(
         self, prompts: Sequence[Prompt], generation: GenerationConfig, sampler: _Draw

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from marl_ray.config.run.model import LoraConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.language.lora import adapted_layers, add_adapters, bare_weights
+from marl_ray.policies.language.lora import adapted_layers, add_adapters, bare_name, bare_weights
 
 BASE_SHA256 = "base_sha256"
 """File with the digest, beside an adapter's. peft does not read it."""
@@ -87,7 +87,7 @@ def share_base(lm: nn.Module, other: nn.Module) -> None:
         raise MarlRayError(f"{min(weights.keys() ^ other_weights.keys())} is in one of them only")
     for name, tensor in weights.items():
         _check_same(name, tensor, other_weights[name])
-    targets: dict[str, Any] = {name.replace(".base_layer.", "."): value for name, value in lm.named_parameters()}
+    targets: dict[str, Any] = {bare_name(name): value for name, value in lm.named_parameters()}
     for name, tensor in other_weights.items():
         if name in targets:  # a tied weight has one name among the parameters
             targets[name].data = tensor
@@ -97,9 +97,8 @@ def _check_same(name: str, tensor: Tensor, other: Tensor) -> None:
     if tensor.shape != other.shape:
         raise MarlRayError(f"{name} is {list(tensor.shape)}, expected {list(other.shape)}")
     difference = float((tensor.float() - other.float()).abs().amax())
-    is_bfloat16 = torch.equal(
-        other.bfloat16().float(), other.float()
-    )  # written in bfloat16, in whatever type they are here
+    # Weights that were written in bfloat16 may be in another type here.
+    is_bfloat16 = torch.equal(other.bfloat16().float(), other.float())
     bound = MAX_ULPS * torch.finfo(torch.bfloat16 if is_bfloat16 else torch.float32).eps * float(other.abs().amax())
     if difference > bound:
         raise MarlRayError(f"{name} differs by {difference:.2g}, expected at most {bound:.2g}")

@@ -52,7 +52,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
         linear[name].weight = weight
     for layer in lm.modules():
         if isinstance(layer, Linear):
-            layer.__class__ = Adapted
+            layer.__class__ = AdaptedLinear
 
 
 def _layers_of_target(
@@ -116,9 +116,9 @@ def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool)
     return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=transposed)
 
 
-def adapted_layers(module: nn.Module) -> list[tuple[str, "Adapted"]]:
+def adapted_layers(module: nn.Module) -> list[tuple[str, "AdaptedLinear"]]:
     """Return the name and layer of every layer that has an adapter."""
-    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
+    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, AdaptedLinear)]
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def merged_weight(layer: "Adapted", weight: Tensor) -> Tensor:
+def merged_weight(layer: "AdaptedLinear", weight: Tensor) -> Tensor:
     """Return the `weight` of a layer, with the layer's adapter, in the weight's own type; the sum is in float32."""
     delta = (layer.up.float() @ layer.down.float()) * layer.scale
     return (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
@@ -209,7 +209,7 @@ def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folde
     save_file(tensors, str(folder / "adapter_model.safetensors"), {"format": "pt"})
 
 
-class Adapted(Linear):
+class AdaptedLinear(Linear):
     """A linear layer with an adapter, whose sum is rounded once.
 
     In bfloat16 the sum of the rounded outputs of layer and adapter equals the layer's output wherever the adapter's is

@@ -25,7 +25,7 @@ HIDDEN_SCORE = -1e4
 """Number that is added to the scores of hidden keys. It is finite, and so low that their weight is zero in float16 too."""
 
 
-class Packed(NamedTuple):
+class PackedSequences(NamedTuple):
     """Sequences of R responses to G distinct prompts as one row of S tokens.
 
     All prompts come first, then all responses, then some padding.
@@ -56,7 +56,9 @@ class Layout(NamedTuple):
     """The exchange with the workers that have other parts of S; None where this one has all of S."""
 
 
-def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tuple[Packed, Tensor, Tensor, Tensor]:
+def pack(
+    prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1
+) -> tuple[PackedSequences, Tensor, Tensor, Tensor]:
     """Pack sequences, and return them with the places, rows and steps of their decisions.
 
     The place is where in S a decision is predicted. The place, row and step are (N,) each. `prompts` (R, P) are on the
@@ -90,7 +92,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
     )
     hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN_SCORE)[:, None]
     layout = Layout(first, begun, prompt_numbers, hidden, back)
-    return Packed(ids[None], positions[None], layout), places, rows, steps
+    return PackedSequences(ids[None], positions[None], layout), places, rows, steps
 
 
 def _place_tokens(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -111,14 +113,14 @@ def use_packed_attention(lm: Any) -> None:
     lm.set_attn_implementation(ATTENTION_NAME)
 
 
-def last_hidden_states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
+def last_hidden_states(lm: Any, packed: PackedSequences, workers: DeviceMesh | None = None) -> Tensor:
     """Return the last hidden states (S, H) of a model that `use_packed_attention` was called on.
 
     With `workers`, who call it together, they are those of this worker's part of S.
     """
     if workers is not None and workers.size() > 1:
         ids, positions = (x.chunk(workers.size(), 1)[workers.get_local_rank()] for x in packed[:2])
-        packed = Packed(ids, positions, packed.layout._replace(heads=Heads(workers)))
+        packed = PackedSequences(ids, positions, packed.layout._replace(heads=Heads(workers)))
     # The layout's mask is passed on, because without one transformers would build a mask of S x S.
     no_mask = packed.ids.new_zeros(1, 1, 1, 1)
     outputs = lm.get_decoder()(

@@ -36,9 +36,8 @@ HEADS: dict[Preset, tuple[int, int]] = {"tiny-0.2m": (3, 1), "tiny-1m": (6, 2), 
 def byte_tokenizer(context: int = 1024) -> Tokenizer:
     """Make a tokenizer whose token b is the byte b of the text's UTF-8 form.
 
-    Token 256 pads, 257 ends and 258 begins a reply.
-
-    Decoding an encoded text gives the text. Bytes that are no UTF-8 decode to the replacement character.
+    Token 256 pads, 257 ends and 258 begins a reply. Decoding an encoded text gives the text. Bytes that are no UTF-8
+    decode to the replacement character.
     """
     core = TokenizerCore(models.BPE(vocab=BYTE_ALPHABET, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

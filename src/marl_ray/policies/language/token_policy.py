@@ -20,9 +20,9 @@ from marl_ray.policies.bundles.manifest import MANIFEST_FILE, TokenManifest, che
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
-from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
+from marl_ray.policies.language.lora import add_adapters, bare_name, merged_weights, without_adapters
 from marl_ray.policies.language.model_files import check_same_model, empty_model, load_model
-from marl_ray.policies.language.packing import Packed
+from marl_ray.policies.language.packing import PackedSequences
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
@@ -32,7 +32,7 @@ from marl_ray.policies.prompting.turn_ends import end_tokens, write_end_tokens
 
 disable_progress_bar()  # else every worker would show a progress bar for every model
 
-LayOut = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
+LayOut = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | PackedSequences, Tensor, Tensor, Tensor]]
 """`packing.pack` or `lay_out`."""
 MAX_LOGITS = 1 << 25
 """Maximum number of logits that are in memory at once."""
@@ -146,7 +146,12 @@ class TokenPolicy(nn.Module):
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def forward(
-        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool
+        self,
+        sequences: Tensor | PackedSequences,
+        places: Tensor,
+        targets: Tensor,
+        need_entropy: bool,
+        learn_entropy: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Return the log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
 
@@ -156,7 +161,7 @@ class TokenPolicy(nn.Module):
         are then in its own part of S.
         """
         joint = self.joint
-        if isinstance(sequences, Packed):
+        if isinstance(sequences, PackedSequences):
             states = packing.last_hidden_states(self.lm, sequences, None if joint is None else joint.context)
         else:
             # Padding stands on the right, which causal attention does not read, so no mask is built.
@@ -384,7 +389,7 @@ def adopt_weights(policy: TokenPolicy, plain: TokenPolicy) -> None:
 
     Adapters keep their own weights. Raises MarlRayError if the two have different shapes.
     """
-    targets = {name.replace(".base_layer.", "."): parameter for name, parameter in policy.lm.named_parameters()}
+    targets = {bare_name(name): parameter for name, parameter in policy.lm.named_parameters()}
     for name, source in plain.lm.named_parameters():
         target = targets.get(name)
         if target is None or target.shape != source.shape:

@@ -24,15 +24,15 @@ class Tokenizer(Protocol):
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Return the ids of the special tokens, such as the one that ends a text."""
+        """The ids of the special tokens, such as the one that ends a text."""
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Return the texts of the special tokens."""
+        """The texts of the special tokens."""
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Return id -> token, of the tokens that were added to the vocabulary."""
+        """Id -> token, of the tokens that were added to the vocabulary."""
 
     def __len__(self) -> int: ...
     def __call__(

@@ -84,10 +84,10 @@ class OverlappedCollector:
         return state
 
     def close(self) -> None:
-        """Wait until the batch that is under way is over, and close the environments."""
+        """Wait, at most BATCH_S seconds, until the batch that is under way is over, and close the environments."""
         if self._batch is not None:
             wait([self._batch], BATCH_S)
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False)  # it is idle, unless an environment hangs in it
         self._inner.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.http.deadlines import Deadlines
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 Argument = TypeVar("Argument")
 CallAnswer = TypeVar("CallAnswer")

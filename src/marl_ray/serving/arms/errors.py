@@ -3,7 +3,7 @@
 import itertools
 import secrets
 
-from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
+from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
 
 _numbers = itertools.count(secrets.randbits(62))
 

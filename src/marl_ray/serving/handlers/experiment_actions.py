@@ -7,7 +7,7 @@ from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
 from marl_ray.serving.rollout_decisions.report import curves, describe
 from marl_ray.serving.rollout_decisions.rollout_control import read_results

@@ -20,7 +20,7 @@ from marl_ray.serving.handlers.experiment_actions import (
 )
 from marl_ray.serving.holding.loaded_bundles import load_all_arms, pin_aliases
 from marl_ray.serving.holding.needed_arms import API_ORIGIN
-from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 

@@ -21,7 +21,7 @@ from marl_ray.experiments.store.reports import (
 )
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.http.fields import is_identifier, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
+from marl_ray.serving.http.messages import Request, RequestError, Response, known_fields
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import COST, counts_cost
 from marl_ray.serving.service import Service

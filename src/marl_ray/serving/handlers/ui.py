@@ -7,7 +7,7 @@ from functools import partial
 from marl_ray.drawing import read_stylesheet
 from marl_ray.experiments.lifecycle import RETREATS, Action
 from marl_ray.serving.handlers.experiment_actions import apply_change, describe_experiment, experiment_rows, read_curves
-from marl_ray.serving.http.protocol import HTML, Request, RequestError, Response
+from marl_ray.serving.http.messages import HTML, Request, RequestError, Response
 from marl_ray.serving.pages import render
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service

@@ -11,7 +11,7 @@ from marl_ray.json_types import JsonObject
 from marl_ray.serving.arms.protocol import AnyBundle
 from marl_ray.serving.handlers.experiment_actions import run_change
 from marl_ray.serving.handlers.openai.models import models_of
-from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
 from marl_ray.serving.service import Service
 

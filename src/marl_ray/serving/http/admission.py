@@ -4,7 +4,7 @@ import asyncio
 
 from marl_ray.config import GatewayConfig
 from marl_ray.serving.http.keys import Keys, Permission
-from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.messages import Request, RequestError
 from marl_ray.serving.http.rate_limits import RateLimiter
 
 REFUSAL_S = 1.0

@@ -4,7 +4,7 @@ Credentials (cookies, or what a browser stores for a site) are never allowed. So
 that it brings itself, and `*` is safe.
 """
 
-from marl_ray.serving.http.protocol import Headers, Request, Response
+from marl_ray.serving.http.messages import Headers, Request, Response
 
 METHODS = b"GET, POST"
 REQUEST_HEADERS = b"authorization, content-type, x-arm, x-request-id, x-request-timeout-seconds, x-session-id"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from marl_ray.config.serving.population import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.json_types import JsonMapping
-from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.messages import Request, RequestError
 
 MAX_SESSION_LENGTH = 256
 """Maximum number of characters of a session's or a cluster's id, which the database keeps for each unit."""

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from marl_ray.config import read_yaml
 from marl_ray.config.base import Config, first_mistake
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.messages import Request, RequestError
 
 Permission = Literal["inference", "outcomes", "read", "admin"]
 ANYONE = "anyone"

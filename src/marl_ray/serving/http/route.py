@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream
+from marl_ray.serving.http.messages import Request, RequestError, Response, Stream
 
 Handler = Callable[[Any, Request], Awaitable[Response | Stream]]
 """The first argument is the gateway's `Service`, which this package does not import."""

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
 GREEDY_BELOW = 0.01

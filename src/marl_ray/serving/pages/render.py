@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.pages import openapi_rows, rows
 from marl_ray.serving.pages.charts import draw_time_chart
 

@@ -10,7 +10,7 @@ from marl_ray.errors import did_you_mean
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment, is_held_out_unit
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker

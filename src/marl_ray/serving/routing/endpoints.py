@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.routing.router import Router
 
 DRAIN_S = 3600.0

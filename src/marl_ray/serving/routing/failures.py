@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
-from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
+from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import CircuitState

@@ -17,7 +17,7 @@ from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.units import Exposure
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.http.protocol import RETRY_AFTER_S, RequestError
+from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.remembered_units import RememberedUnits, Session

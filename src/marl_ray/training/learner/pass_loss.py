@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.constraints.multipliers import combine_advantages
 from marl_ray.algorithms.constraints.penalty import pessimistic_cost_surrogate
+from marl_ray.algorithms.definition import PolicyLossInputs
 from marl_ray.algorithms.losses.aggregation import loss_weights
 from marl_ray.algorithms.losses.critics import ValueLossInputs
 from marl_ray.algorithms.losses.kl import kl_estimate

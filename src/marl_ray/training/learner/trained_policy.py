@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
-from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Multiplier, with_settings_of
+from marl_ray.algorithms.definition import Algorithm
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import ConstraintConfig, HyperParameters
 from marl_ray.json_types import JsonMapping, JsonObject

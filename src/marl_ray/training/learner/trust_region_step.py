@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.constraints.trust_region import (
     Parameters,
     backtracking_line_search,
@@ -18,6 +17,7 @@ from marl_ray.algorithms.constraints.trust_region import (
     head_kl,
     unflatten,
 )
+from marl_ray.algorithms.definition import PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.policies.actor_critic.distributions import Categorical, Distribution
 from marl_ray.policies.actor_critic.policy import EncodedRows

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.model_files import empty_lm
-from marl_ray.policies.language.packing import Packed, pack
+from marl_ray.policies.language.packing import PackedSequences, pack
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy
@@ -120,7 +120,7 @@ def _fill_weights(policy: TokenPolicy) -> None:
             setattr(module, name, torch.empty_like(buffer))
 
 
-def _packed_pass(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
+def _packed_pass(policy: TokenPolicy, size: DryPass, parts: int) -> PackedSequences:
     """Return the sequences of a pass, packed: what several workers can share a part each of."""
     prompts = torch.zeros(size.rows, max(1, policy.config.context - size.tokens), dtype=torch.int64)
     prompts[:, 0] = torch.arange(size.rows)  # none is shared
@@ -128,7 +128,7 @@ def _packed_pass(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
     return pack(prompts, responses, torch.ones_like(responses, dtype=torch.bool), parts)[0]
 
 
-def _measure_step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | None) -> DryPeak:
+def _measure_step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: PackedSequences | None) -> DryPeak:
     """Make a pass, and with `steps` a step of AdamW, and return the peak of the memory."""
     length = policy.config.context
     trained = policy.actor_parameters()

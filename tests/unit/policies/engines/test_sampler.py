@@ -25,6 +25,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
@@ -378,6 +379,17 @@ def test_transformers_reads_more_prompts_than_fit_into_a_step(policy):
     assert ids_of(paged.generate(prompts, 6, generation)) == ids_of(
         make_engine(policy).generate(prompts, 6, generation)
     )
+
+
+def test_transformers_thread_that_has_ended_is_an_error_at_once(policy, monkeypatch):
+    monkeypatch.setattr(ContinuousBatchingManager, "start", lambda manager: None)  # as if its thread died at once
+    paged = make_engine(
+        TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="transformers"))
+    )
+    with pytest.raises(
+        MarlRayError, match=r"^generation\.engine=transformers: its thread ended before 2 of 2 responses$"
+    ):
+        paged.generate(text_prompts()[:2], 6, GenerationConfig(max_tokens=2))
 
 
 def test_vllm_asks_for_what_it_needs(policy):

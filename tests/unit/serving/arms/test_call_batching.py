@@ -9,7 +9,7 @@ from waiting import until_async
 from marl_ray.serving.arms import call_batching
 from marl_ray.serving.arms.call_batching import CallBatcher
 from marl_ray.serving.arms.errors import LostError
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 
 class Callee:

@@ -16,7 +16,7 @@ from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 
 class Call:

@@ -3,7 +3,7 @@
 import pytest
 
 from marl_ray.serving.handlers.routes import find_route
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 
 @pytest.mark.parametrize(

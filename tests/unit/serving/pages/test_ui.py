@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marl_ray.drawing import read_stylesheet
 from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action, ExperimentStatus
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.pages.render import FORM_FIELDS, HEADERS, experiment_page, index_page, parse_form
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z

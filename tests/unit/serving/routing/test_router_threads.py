@@ -12,7 +12,7 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.handlers.texts.records import shadow_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.routing.assignment import Assigner
 
 

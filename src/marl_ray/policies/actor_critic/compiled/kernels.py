@@ -123,7 +123,8 @@ def forward(
 ) -> np.ndarray:
     """Return the outputs (n, out) of rows (n, D), or of codes (n, K), whose sums the `table` has (see `join`).
 
-    `space` keeps, in order, the scaled input if there is a norm, whose rows come normalised, and every layer's outputs."""
+    `space` keeps, in order, the scaled input if there is a norm, whose rows come normalised, and every layer's outputs.
+    """
     n, at, used, hidden = len(codes) if net.coded else len(inputs), 0, 0, inputs
     if net.norm:
         d = net.widths[0]
@@ -163,7 +164,8 @@ def backward(
 ) -> None:
     """Add the gradient of the weights to `gradient`, but that of a table of codes, if there is one, to `slopes`.
 
-    `slope` (n, out) is that of the outputs, `space` is what `forward` left, and `room` (3, ...) is memory for products."""
+    `slope` (n, out) is that of the outputs, `space` is what `forward` left, and `room` (3, ...) is memory for products.
+    """
     n, at, used = len(slope), net.size, 0
     for width in net.widths[1:]:
         used += n * width
@@ -256,7 +258,8 @@ def policy_slopes(
 
     Row i is that of the decisions `decisions[bounds[i] : bounds[i + 1]]`, at least one. The first term is 0 where L does not
     depend on r: the clip's side is the lower one, the dual clip holds, or log r is beyond its limit. At a tie both sides
-    have the same gradient: r is inside of the clip, or A is 0."""
+    have the same gradient: r is inside of the clip, or A is 0.
+    """
     count = outputs.shape[1]
     logs, shares, slopes = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
     for i in range(len(outputs)):
@@ -319,7 +322,8 @@ def value_slopes(
         dL/dv = s w h'(v - R)          h'(e) = clip(e, -delta, delta)
 
     s is 1 within the value clip. Beyond it v_c is constant: s is 1 where h(v - R) is the greater loss, 0 where it is the
-    smaller, and 1/2 where both are equal, as torch divides the gradient of `maximum` at a tie."""
+    smaller, and 1/2 where both are equal, as torch divides the gradient of `maximum` at a tie.
+    """
     slopes = np.empty(values.shape[1])
     for i in range(len(values)):
         slopes[:] = 0.0
@@ -353,7 +357,8 @@ def network_gradient(
     """Write the gradient (weights,) of one network's part of PPO's loss, and add its metrics to `sums` (5,).
 
     `minibatch` are its decisions by their rows (see `rows.sort_by_row`); those of one row pass as one. Two threads may run
-    actor and critic at once."""
+    actor and critic at once.
+    """
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(net.widths[1:].max(), rows_of.shape[1])
     space = np.empty(BLOCK * net.row_space, np.float32)

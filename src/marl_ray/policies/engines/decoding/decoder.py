@@ -27,7 +27,7 @@ MAX_STOPS = 64
 """Maximum number of sets of stop strings whose tokens are kept."""
 
 
-_Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
+_DrawnToken = tuple[int, float, tuple[tuple[int, float], ...]]
 """(token, its log-probability, the most likely tokens with theirs)."""
 
 
@@ -46,6 +46,7 @@ class _Row:
 
     @property
     def newest(self) -> int:
+        """The token that the next step feeds to the model."""
         return self.ids[-1] if self.ids else self.prompt.ids[-1]
 
 
@@ -159,7 +160,7 @@ class Decoder:
             return torch.empty(len(ids), shape.layers, 2, shape.heads, 0, shape.width)
         return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
 
-    def _draw(self, logits: Tensor) -> list[_Drawn]:
+    def _draw(self, logits: Tensor) -> list[_DrawnToken]:
         """Return the token, log-probability and the most likely tokens per row.
 
         Rows with the same settings are drawn together.
@@ -168,7 +169,7 @@ class Decoder:
         for number, row in enumerate(self._rows):
             config = row.generation
             settings.setdefault((config.temperature, config.top_k, config.top_p), []).append(number)
-        drawn: list[_Drawn] = [(0, 0.0, ())] * len(self._rows)
+        drawn: list[_DrawnToken] = [(0, 0.0, ())] * len(self._rows)
         for setting, numbers in settings.items():
             rows = [self._rows[number] for number in numbers]
             scores = logits if len(settings) == 1 else logits[numbers]

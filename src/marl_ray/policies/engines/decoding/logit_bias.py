@@ -17,7 +17,9 @@ class LogitBias:
     tokens: tuple[tuple[int, float], ...] = ()
     """Token ids and their biases."""
     presence: float = 0.0
+    """Penalty for a token that the response contains."""
     frequency: float = 0.0
+    """Penalty for each time that the response contains a token."""
 
     def initial(self, vocabulary: int, device: torch.device) -> Tensor:
         """Return the numbers (V,) float32 to add before the first token is drawn.

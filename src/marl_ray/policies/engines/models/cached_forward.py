@@ -38,11 +38,13 @@ class _Column(DynamicLayer):
         self._columns = cache
 
     def get_seq_length(self) -> int:
+        """Return the number of tokens before the one that is being written."""
         return self._columns.shape[-2] - 1
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        """Write keys and values (R, heads, 1, width) of the newest token, and return those of all tokens."""
         self._columns[:, 0, :, -1:] = key_states
         self._columns[:, 1, :, -1:] = value_states
         return self._columns[:, 0], self._columns[:, 1]

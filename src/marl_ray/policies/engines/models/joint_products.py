@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from marl_ray.policies.language.lora import Adapted
+from marl_ray.policies.language.lora import AdaptedLinear
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def join_layers(*layers: Any) -> Product:
     They are moved only once.
     """
     inputs = layers[0].weight.shape[1]
-    adapted = [layer for layer in layers if isinstance(layer, Adapted)]
+    adapted = [layer for layer in layers if isinstance(layer, AdaptedLinear)]
     downs = [layer.down for layer in adapted]
     pieces, row, column = [], 0, inputs
     for layer in layers:
         pieces.append((layer.weight, (row, 0)))
-        if isinstance(layer, Adapted):
+        if isinstance(layer, AdaptedLinear):
             pieces.append((layer.up, (row, column)))
             column += layer.up.shape[1]
         row += len(layer.weight)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from marl_ray.config.run.engines import ENGINES
@@ -26,11 +25,9 @@ from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_lo
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
-from marl_ray.policies.engines.vllm.process.gpu_transfer import ipc_update
-from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED_MEMORY, AdapterRoom, VllmSettings
-from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights
-from marl_ray.policies.language.lora import bare_weights, save_adapters
-from marl_ray.policies.language.sampling_copy import group_into_parts, sampled_weights, sampling_weights
+from marl_ray.policies.engines.vllm.process.messages import IPC, SHARED_MEMORY, AdapterRoom, VllmSettings
+from marl_ray.policies.engines.vllm.weight_transfers import TRANSFERS
+from marl_ray.policies.language.lora import save_adapters
 from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
@@ -84,25 +81,20 @@ class VllmEngine(Engine):
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy, self._room = policy, room
         self._processed = reports_processed(policy.generation) if processed is None else processed
-        self.shared = SharedWeights(sampled_weights(policy))
-        """The memory through which weights come to a process on a CPU."""
+        self.transfer = TRANSFERS[transfer or (IPC if policy.device.type == "cuda" else SHARED_MEMORY)](policy)
+        """The way in which weights come to the process."""
         self._folder = object_folder("vllm")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
         self._tensor_parallel, self._memory_share = tensor_parallel, memory_share
-        self._transfer = transfer or (IPC if policy.device.type == "cuda" else SHARED_MEMORY)
-        self.sleeps = self._transfer == IPC
+        self.sleeps = self.transfer.shares_gpu
         """True if the process gives its memory back between batches, because the trainer shares its GPU."""
         self._adapter = 0
         """The version of the adapters that the process has; 0 for none."""
         self.version = 0
         """The version of the weights that the process has; counts every hand-over."""
         self._held: object = None
-        """The state of the policy's weights at the last hand-over."""
-        self._filled: int | None = None
-        """`TokenPolicy.version` of the empty copy's weights that are in the shared memory."""
-        self._fills = 0
-        """The version of the shared memory, which counts the times that it was filled from an empty copy."""
+        """The state of the policy's weights at the last hand-over; None if the process has none of them."""
 
     @property
     def process(self) -> VllmProcess | None:
@@ -130,17 +122,14 @@ class VllmEngine(Engine):
 
     @override
     def update_weights(self) -> None:
-        policy = self._policy
-        if policy.source is None or self._transfer == NCCL:
+        policy, version = self._policy, self.version + 1
+        if policy.source is None or self.transfer.connection is None:
             return
         adapted = policy.config.lora is not None  # its other weights never change
-        if self._transfer == IPC:
-            if self._held is None or (not adapted and self._held != _state(policy)):
-                self._load_in_parts(self._running(), sampling_weights(policy))
-        elif self._filled is None or (not adapted and self._filled != policy.version):
-            self.shared.fill(self._fills + 1, sampling_weights(policy))
-            self._fills += 1
-            self._filled, self._held = policy.version, None
+        is_changed = self._held is None or (not adapted and self._held != _state(policy))
+        if is_changed and self.transfer.take(self._running, version):
+            # An adapter is still to come, and `follow` brings it.
+            self.version, self._held = version, () if adapted else _state(policy)
         self.follow()
 
     @override
@@ -211,11 +200,11 @@ class VllmEngine(Engine):
     def follow(self) -> VllmProcess:
         """Bring the process up to date with the policy's weights and return it."""
         process, state = self._running(), _state(self._policy)
-        if self._held == state or self._transfer == NCCL:
+        if self._held == state:
             return process
         version, adapted = self.version + 1, self._policy.config.lora is not None and self._room is None
-        if self._held is None or not adapted:
-            self._load(process, version)
+        if (self._held is None or not adapted) and not self.transfer.send(process, version):
+            return process
         if adapted:
             if self._adapter:
                 process.ask("drop_adapter", self._adapter)
@@ -231,42 +220,13 @@ class VllmEngine(Engine):
         """Return the process, which is started if there is none."""
         process = self._process
         if process is None or process.lost:
-            by_parts = self._transfer == IPC and self._policy.source is not None
-            if (self._transfer == NCCL or by_parts) and self.version:
+            if self.version and not self.transfer.is_repeatable:
                 raise EngineLostError("generation.engine=vllm: its weights were lost with its process")
             process = self._process = VllmProcess(self.settings(), torch.get_num_threads())
             self._held, self._adapter = None, 0
-            if self._transfer != NCCL:
-                process.ask("join", {"packed": False} if self._transfer == IPC else {})
+            if self.transfer.connection is not None:
+                process.ask("join", self.transfer.connection)
         return process
-
-    def _load_in_parts(self, process: VllmProcess, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Hand over weights that exist only until the next ones are asked for, on the GPU that vLLM shares."""
-        version = self.version + 1
-        process.ask("begin_load", version)
-        for part in group_into_parts(weights):
-            torch.cuda.synchronize()  # kernels that write the weights may still be running
-            process.ask("load_part", ipc_update(part))
-        process.ask("finish_load", version)
-        adapted = self._policy.config.lora is not None  # then `follow` has the adapter to bring
-        self.version, self._held = version, () if adapted else _state(self._policy)
-
-    def _load(self, process: VllmProcess, version: int) -> None:
-        """Hand over the policy's weights without those of its adapters."""
-        policy = self._policy
-        if policy.source is not None:
-            filled = self._filled is not None and (policy.config.lora is not None or self._filled == policy.version)
-            if self._transfer == IPC or not filled:
-                raise MarlRayError(f"generation.engine=vllm: version {policy.version} of the weights has not come")
-            process.ask("load", version, {"layout": self.shared.layout, "version": self._fills})
-            return
-        weights = bare_weights(policy.lm)
-        if self._transfer == IPC:
-            torch.cuda.synchronize()  # kernels that write the weights may still be running
-            process.ask("load", version, ipc_update(weights))
-        else:
-            self.shared.write(version, weights)
-            process.ask("load", version, {"layout": self.shared.layout, "version": version})
 
     def settings(self) -> VllmSettings:
         """Return the settings with which a process starts."""
@@ -280,7 +240,7 @@ class VllmEngine(Engine):
             processed=self._processed,
             adapter_rank=room.rank,
             adapters=room.adapters,
-            transfer=self._transfer,
+            transfer=self.transfer.backend,
             tensor_parallel=self._tensor_parallel,
             memory_share=self._memory_share,
         )

@@ -3,10 +3,10 @@
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from typing_extensions import override
@@ -17,6 +17,7 @@ from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
 from marl_ray.policies.engines.host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
 from marl_ray.policies.engines.vllm.engine import VllmEngine, reports_processed, reports_trained
 from marl_ray.policies.engines.vllm.process import messages
+from marl_ray.policies.engines.vllm.process.child import ANSWER_S, START_S
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm.process.gpu_transfer import NcclGroup
 from marl_ray.policies.language.lora import bare_name
@@ -25,10 +26,18 @@ from marl_ray.policies.language.sampling_copy import fill_with_zeros
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
+T = TypeVar("T")
+
 BACKENDS = {HostTransfer.NCCL: messages.NCCL, HostTransfer.OBJECT_STORE: messages.SHARED_MEMORY}
 """The way that weights come to the host -> the backend of vLLM's weight transfer."""
 WEIGHTS_S = 300.0
 """Seconds that a call waits for the version of the weights that it asks for."""
+SILENCE_S = START_S + 6 * ANSWER_S
+"""Seconds that a call waits for the next token of any call. vLLM's process may fall silent in a step, and be started once
+more, join, get weights and an adapter, begin the responses and write their first tokens: each has its own deadline."""
+
+CLOSED = "generation.engine=vllm: the engine was closed"
+"""The error of calls to a closed host."""
 
 
 @dataclass
@@ -87,6 +96,8 @@ class VllmHost(EngineHost):
         self._calls: list[_Call] = []
         """Calls whose responses are being written; only the thread uses the list."""
         self._tokens = 0
+        """Number of tokens written so far."""
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
         self._thread.start()
 
@@ -142,19 +153,19 @@ class VllmHost(EngineHost):
     ) -> list[Completion]:
         """Return the responses of `VllmEngine.generate` by the weights of `version`, after waiting for these.
 
-        Log-probabilities are those that vLLM reports. Raises MarlRayError if newer weights are loaded, or the version
-        does not arrive within WEIGHTS_S.
+        Log-probabilities are those that vLLM reports. Raises MarlRayError if newer weights are loaded, and EngineLostError
+        if the version does not arrive within WEIGHTS_S, or if the host is closed or silent (see `start`).
         """
         call = _Call(version, prompts, seed, generation)
         with self._loaded:
-            if not self._loaded.wait_for(lambda: self.policy.version >= version, WEIGHTS_S):
+            if not self._loaded.wait_for(lambda: self._closed or self.policy.version >= version, WEIGHTS_S):
                 raise EngineLostError(f"weights of version {version} have not come for {WEIGHTS_S:g} s")
-            if self.policy.version != version:
+            if not self._closed and self.policy.version != version:
                 raise MarlRayError(f"expected weights of version {version}, but {self.policy.version} are loaded")
+            self._put(call)
             self._open += 1
-            self._jobs.put(call)
         try:
-            return call.answer.result()
+            return self._wait_for(call.answer)
         finally:
             with self._loaded:
                 self._open -= 1
@@ -164,16 +175,38 @@ class VllmHost(EngineHost):
         return self._tokens
 
     def start(self) -> None:
-        """Start vLLM's process, so that the first call need not wait for it."""
-        done: Future[Any] = Future()
-        self._jobs.put(done)
-        done.result()
+        """Start vLLM's process, so that the first call need not wait for it.
+
+        Raises EngineLostError if the host is closed, or if no call has got a token for SILENCE_S seconds.
+        """
+        done: Future[object] = Future()
+        with self._loaded:
+            self._put(done)
+        self._wait_for(done)
 
     def close(self) -> None:
-        """End the thread and vLLM's process."""
-        self._jobs.put(None)
-        self._thread.join()
+        """End the thread and vLLM's process. Calls that wait, and later ones, raise EngineLostError."""
+        with self._loaded:
+            self._closed = True
+            self._jobs.put(None)
+            self._loaded.notify_all()
+        self._thread.join(SILENCE_S)
         self.engine.close()
+
+    def _put(self, job: "_Call | Future[object]") -> None:
+        """Give the thread a job, while holding `_loaded`. Raises EngineLostError if the host is closed."""
+        if self._closed:
+            raise EngineLostError(CLOSED)
+        self._jobs.put(job)
+
+    def _wait_for(self, done: "Future[T]") -> T:
+        """Return the result of a job. Raises EngineLostError if no call gets a token for SILENCE_S seconds."""
+        tokens = -1
+        while tokens < self._tokens:
+            tokens = self._tokens
+            if wait([done], SILENCE_S).done:
+                return done.result()
+        raise EngineLostError(f"generation.engine=vllm: no token for {SILENCE_S:g} s")
 
     def _work(self) -> None:
         decoder: VllmDecoder | None = None
@@ -185,7 +218,7 @@ class VllmHost(EngineHost):
                 continue
             if job is None:
                 for call in self._calls:
-                    call.answer.set_exception(EngineLostError("the engine was closed"))
+                    call.answer.set_exception(EngineLostError(CLOSED))
                 return
             if isinstance(job, _Call):
                 self._calls.append(job)

@@ -30,9 +30,8 @@ def write_model(
 ) -> None:
     """Write `lm`, whose own weights may be on the meta device, to a new folder.
 
-    `weights` arrive one by one, by the names and in the order, shapes and types of `shapes`, in which tied
-    ones stand once.
-    Raises ValueError for more weights than `shapes` names.
+    `weights` arrive one by one, by the names and in the order, shapes and types of `shapes`, in which tied ones stand
+    once. Raises ValueError for a weight that is another one, and for more weights than `shapes` names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.dtype, lm.config.architectures = str(lm.dtype).removeprefix("torch."), [type(lm).__name__]

@@ -109,7 +109,7 @@ class JointWorkers:
         Their gradient is the mean of these workers' gradients, because FSDP2's mean of a layer's gradient is
         over other workers.
         """
-        return _Copied.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
+        return _SharedStates.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
 
     def join_outputs(self, scored: Sequence[Tensor | None], numbers: Tensor, count: int) -> list[Tensor | None]:
         """Put together outputs (n, ...) of the decisions that each worker has chosen: (count, ...) each, with gradients."""
@@ -118,7 +118,7 @@ class JointWorkers:
             [part.flatten(1) if part.ndim > 1 else part[:, None] for part in scored if part is not None], 1
         )
         every = flat.new_zeros(count, flat.shape[1]).index_put((numbers,), flat)
-        pieces = _Summed.apply(every, self.group).split(widths, 1)  # type: ignore[no-untyped-call]  # torch's
+        pieces = _WorkerSum.apply(every, self.group).split(widths, 1)  # type: ignore[no-untyped-call]  # torch's
         return [
             None if part is None else piece.reshape(count, *part.shape[1:])
             for part, piece in zip(scored, pieces, strict=True)
@@ -149,15 +149,16 @@ class Heads(NamedTuple):
         return self._exchange(sent).transpose(0, 1).flatten(1, 2)[None]
 
     def _exchange(self, sent: Tensor) -> Tensor:
-        received: Tensor = _Exchanged.apply(sent, self.workers.get_group())  # type: ignore[no-untyped-call]  # torch's
+        received: Tensor = _AllToAll.apply(sent, self.workers.get_group())  # type: ignore[no-untyped-call]  # torch's
         return received
 
 
-class _Summed(torch.autograd.Function):
+class _WorkerSum(torch.autograd.Function):
     """The sum over the workers; the gradient of each part is the sum of all workers' gradients."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Add up the parts of all workers, which have one shape."""
         ctx.group = group
         summed = part.clone()
         dist.all_reduce(summed, group=group)
@@ -165,31 +166,35 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Add up the gradients of all workers."""
         summed = gradients[0].clone()
         dist.all_reduce(summed, group=ctx.group)
         return summed, None
 
 
-class _Copied(torch.autograd.Function):
-    """The same; the gradient is the mean of all workers' gradients."""
+class _SharedStates(torch.autograd.Function):
+    """States that all workers have; their gradient is the mean of all workers' gradients."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, workers: DeviceMesh) -> Tensor:
+        """Return the states themselves."""
         ctx.workers = workers
         return states.view_as(states)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Average the gradients of all workers."""
         summed = gradients[0].clone()
         dist.all_reduce(summed, group=ctx.workers.get_group())
         return summed / ctx.workers.size(), None
 
 
-class _Exchanged(torch.autograd.Function):
-    """Part k of the first dimension goes to worker k, and comes from it."""
+class _AllToAll(torch.autograd.Function):
+    """An exchange in which part k of the first dimension goes to worker k, and comes from it."""
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Exchange parts with all workers."""
         ctx.group = group
         received = torch.empty(sent.shape, dtype=sent.dtype, device=sent.device)
         dist.all_to_all_single(received, sent.contiguous(), group=group)
@@ -197,6 +202,7 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Exchange the parts' gradients back."""
         returned = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
         dist.all_to_all_single(returned, gradients[0].contiguous(), group=ctx.group)
         return returned, None

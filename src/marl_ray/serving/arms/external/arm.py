@@ -28,7 +28,7 @@ from marl_ray.serving.arms.external.chat_completions import (
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
-from marl_ray.serving.http.protocol import RETRY_AFTER_S
+from marl_ray.serving.http.messages import RETRY_AFTER_S
 
 BUSY_STATUSES = (429, 503)
 """Statuses of a server that has no room now; the client may ask again."""

@@ -22,7 +22,7 @@ from marl_ray.serving.arms.protocol import RequestRejection, TextRequest
 from marl_ray.serving.arms.text.reply import BatchedReply, busy_rejection, deliver
 from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
-from marl_ray.serving.http.protocol import RETRY_AFTER_S
+from marl_ray.serving.http.messages import RETRY_AFTER_S
 
 MAX_WAITING = 256
 """Maximum number of responses of one arm that wait for room in the batch; further ones are refused with 503."""

@@ -14,7 +14,7 @@ from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
-from marl_ray.serving.http.protocol import RETRY_AFTER_S
+from marl_ray.serving.http.messages import RETRY_AFTER_S
 
 
 class TextHost:

@@ -16,7 +16,7 @@ from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.arms.protocol import Reply, RequestRejection, ResponseChunk, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
-from marl_ray.serving.http.protocol import RETRY_AFTER_S
+from marl_ray.serving.http.messages import RETRY_AFTER_S
 
 ReplyEvent = Token | ArmError | RequestRejection
 """The next token of a response, or its end without one."""

@@ -15,7 +15,7 @@ from marl_ray.serving.handlers.acting.text_acts import check_texts
 from marl_ray.serving.handlers.texts.records import log_text
 from marl_ray.serving.handlers.texts.written_response import total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
+from marl_ray.serving.http.messages import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.acts import ActLog, LoggedAct
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service

@@ -3,7 +3,7 @@
 import orjson
 
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.service import Service
 
 ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})

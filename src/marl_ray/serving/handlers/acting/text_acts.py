@@ -9,7 +9,7 @@ from marl_ray.errors import did_you_mean
 from marl_ray.serving.arms.protocol import Reply, ResponseChunk, TextRequest
 from marl_ray.serving.handlers.texts.arm_request import make_text_request
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response, next_chunk
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service

@@ -20,7 +20,7 @@ from marl_ray.serving.handlers.open_inference.models import (
     newest,
     outputs_of,
 )
-from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.service import Service
 
 INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})

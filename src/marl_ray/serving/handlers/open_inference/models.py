@@ -12,7 +12,7 @@ import orjson
 from marl_ray import __version__
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.handlers import upkeep
-from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 

@@ -25,7 +25,7 @@ from marl_ray.serving.handlers.texts.arm_request import make_text_request
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter, respond_with_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.fields import boolean_field
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
+from marl_ray.serving.http.messages import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
 
 CHAT_NEUTRAL_VALUES: dict[str, object] = NEUTRAL_VALUES | {

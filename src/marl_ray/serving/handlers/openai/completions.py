@@ -23,7 +23,7 @@ from marl_ray.serving.handlers.openai.fields import (
 from marl_ray.serving.handlers.texts.arm_request import make_text_request
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
+from marl_ray.serving.http.messages import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
 
 COMPLETION_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {"best_of": 1, "echo": False, "suffix": None}

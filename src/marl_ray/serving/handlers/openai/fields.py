@@ -16,7 +16,7 @@ from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_text
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
 from marl_ray.serving.http.fields import attributes_of, boolean_field, session_id
-from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.messages import Request, RequestError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service

@@ -11,7 +11,7 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.policies.prompting.prompts import Message
 from marl_ray.serving.arms.protocol import Messages
 from marl_ray.serving.http.fields import boolean_field
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TOOLS = 128

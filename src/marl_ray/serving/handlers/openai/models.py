@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.serving.arms.protocol import TextRequest
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service

@@ -6,7 +6,7 @@ from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_t
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter, respond_with_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.fields import attributes_of, boolean_field, cluster_of, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
+from marl_ray.serving.http.messages import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.http.text_settings import SETTINGS, settings_of
 from marl_ray.serving.service import Service
 

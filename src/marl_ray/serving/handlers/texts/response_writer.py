@@ -15,7 +15,7 @@ from marl_ray.serving.handlers.texts.written_response import (
     join_chunks,
     next_chunk,
 )
-from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
+from marl_ray.serving.http.messages import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.failures import Attempts

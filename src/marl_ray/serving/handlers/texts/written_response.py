@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from marl_ray.serving.arms.protocol import NamedToken, Reply, RequestRejection, ResponseChunk, ResponseStart
-from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.http.messages import RequestError
 
 CUT_FINISH = "cut"
 """The finish of a response that was given up, or whose arm failed."""

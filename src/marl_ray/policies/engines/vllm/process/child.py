@@ -52,6 +52,8 @@ class VllmProcess:
         self._connection = Connection(own_end.detach())
         self.handles = itertools.count()
         """Numbers of the responses, each used once."""
+        self.why_lost = "generation.engine=vllm: its process was ended"
+        """The error of all calls once the process is lost."""
         self._end = weakref.finalize(self, _end, self._process, self._connection, folder)
         self.ask("start", settings, deadline_s=START_S)
 
@@ -68,9 +70,11 @@ class VllmProcess:
     def ask(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
         """Call a method of the server, and wait at most `deadline_s` seconds for the answer, else ANSWER_S.
 
-        Raises EngineRefusedError for an error of the method. Raises EngineLostError if no answer comes or the process has
-        ended: the process is then killed, and all later calls raise the same.
+        Raises EngineRefusedError for an error of the method. Raises EngineLostError if no answer comes or the process
+        dies: the process is then killed, and all later calls raise the same at once.
         """
+        if self.lost:
+            raise EngineLostError(self.why_lost)
         limit = ANSWER_S if deadline_s is None else deadline_s
         try:
             self._connection.send((method, arguments))
@@ -78,19 +82,21 @@ class VllmProcess:
                 raise BlockingIOError
             good, value = self._connection.recv()
         except BlockingIOError:
-            self.close()
-            raise EngineLostError(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s") from None
+            self.close(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s")
+            raise EngineLostError(self.why_lost) from None
         except (OSError, EOFError):
-            self.close()
-            raise EngineLostError(
-                f"generation.engine=vllm: its process died in `{method}`: {self._last_words()}"
-            ) from None
+            if not self.lost:  # else another thread has ended it, and said why
+                self.close()
+                self.why_lost = f"generation.engine=vllm: its process died in `{method}`: {self._last_words()}"
+            raise EngineLostError(self.why_lost) from None
         if not good:
             raise EngineRefusedError(f"generation.engine=vllm: {value}")
         return value
 
-    def close(self) -> None:
-        """End the process; a second call does nothing."""
+    def close(self, why: str | None = None) -> None:
+        """End the process; a second call does nothing. `why` is the error of later calls, where there is one."""
+        if not self.lost and why is not None:
+            self.why_lost = why
         self._end()
 
     def _last_words(self) -> str:

@@ -13,7 +13,7 @@ from marl_ray.policies.engines.base import EngineLostError, Prompt, Token
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.decoder_ports import DecoderPort
-from marl_ray.policies.engines.vllm.process.messages import Sampled, VllmRequest
+from marl_ray.policies.engines.vllm.process.messages import SampledToken, VllmRequest
 from marl_ray.policies.language.philox import token_uniforms
 from marl_ray.policies.prompting.protocol import Tokenizer
 
@@ -75,7 +75,7 @@ class VllmDecoder:
         A row whose logits are not finite is removed, and its handle is appended to `not_finite`. Raises EngineLostError if
         the process dies, does not answer, or samples with another version.
         """
-        sampled: list[Sampled] = self._process.ask("step") if self._rows else []
+        sampled: list[SampledToken] = self._process.ask("step") if self._rows else []
         for token in sampled:
             if token.version != self._version:
                 raise EngineLostError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_ray.policies.engines.base import EngineLostError, EngineRefusedError
 from marl_ray.policies.engines.vllm.process.child import VllmProcess
-from marl_ray.policies.engines.vllm.process.messages import Sampled, VllmRequest
+from marl_ray.policies.engines.vllm.process.messages import SampledToken, VllmRequest
 
 TURN_S = 1200.0
 """Seconds that a thread waits for its turn, in which another thread may have to start a process."""
@@ -46,7 +46,6 @@ class SharedProcess:
 
     def __init__(self, process: VllmProcess, lock: FairLock) -> None:
         self.process, self.lock = process, lock
-        self.why_lost = "generation.engine=vllm: its process was ended"
         self._ports: dict[int, DecoderPort] = {}
 
     def port(self, version: int) -> "DecoderPort":
@@ -60,7 +59,7 @@ class SharedProcess:
 
     def step(self) -> None:
         """Sort the next tokens of all responses by port. The caller holds the turn. Raises EngineLostError."""
-        tokens: dict[int, list[Sampled]] = {}
+        tokens: dict[int, list[SampledToken]] = {}
         for token in self.demand("step"):
             tokens.setdefault(token.version, []).append(token)
         for version, part in tokens.items():
@@ -69,13 +68,8 @@ class SharedProcess:
             self._ports[version].arrived.append(part)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the server. The caller holds the turn. Raises EngineLostError and EngineRefusedError."""
-        if self.process.lost:
-            raise EngineLostError(self.why_lost)
-        try:
-            return self.process.ask(method, *arguments)
-        except EngineLostError as error:
-            raise self._lose(str(error)) from None
+        """Call a method of the server as `VllmProcess.ask` does, and raise its errors. The caller holds the turn."""
+        return self.process.ask(method, *arguments)
 
     def demand(self, method: str, *arguments: object) -> Any:
         """Call a method that a sound engine never refuses; if it does, end the process.
@@ -88,8 +82,7 @@ class SharedProcess:
             raise self._lose(str(error)) from None
 
     def _lose(self, why: str) -> EngineLostError:
-        self.process.close()
-        self.why_lost = why
+        self.process.close(why)
         return EngineLostError(why)
 
 
@@ -99,7 +92,7 @@ class DecoderPort:
     def __init__(self, shared: SharedProcess) -> None:
         self._shared = shared
         self.handles = shared.process.handles
-        self.arrived: deque[list[Sampled]] = deque()
+        self.arrived: deque[list[SampledToken]] = deque()
         """Tokens that the decoder has not taken yet, one list for each step."""
 
     @property
@@ -113,7 +106,7 @@ class DecoderPort:
         If vLLM refuses `add`, only these responses end; if it refuses another call, the process ends.
         """
         if self.lost:  # without waiting for a turn, in which another process may start
-            raise EngineLostError(self._shared.why_lost)
+            raise EngineLostError(self._shared.process.why_lost)
         with self._shared.lock.turn():
             match method:
                 case "add":

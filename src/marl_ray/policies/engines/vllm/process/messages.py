@@ -69,7 +69,7 @@ class VllmRequest:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledToken:
     """A token that vLLM has sampled."""
 
     handle: int

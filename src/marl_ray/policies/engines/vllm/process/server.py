@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marl_ray.config.run.engines import VLLM_MAX_RANK
-from marl_ray.policies.engines.vllm.process.messages import IPC, Sampled, VllmRequest, VllmSettings
+from marl_ray.policies.engines.vllm.process.messages import IPC, SampledToken, VllmRequest, VllmSettings
 
 KERNEL_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_MAX_RANK)
 """The greatest ranks for which vLLM has kernels."""
@@ -163,7 +163,7 @@ class Server:
             self._written_by[request.handle] = request.adapter or self._version
             self._tops[request.handle] = request.top
 
-    def step(self) -> list[Sampled]:
+    def step(self) -> list[SampledToken]:
         """Return the next tokens of all responses."""
         sampled = []
         for output in self._engine.step():
@@ -171,7 +171,7 @@ class Server:
             handle = int(output.request_id)
             for token, places in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 top = most_likely(places, self._tops[handle])
-                sampled.append(Sampled(handle, token, places[token].logprob, self._written_by[handle], top))
+                sampled.append(SampledToken(handle, token, places[token].logprob, self._written_by[handle], top))
             if output.finished:
                 self._forget(handle)
         return sampled

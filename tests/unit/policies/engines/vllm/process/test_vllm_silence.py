@@ -1,5 +1,6 @@
 """A process of vLLM that reads nothing: what is sent to it has a deadline, and so has its end."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -43,3 +44,39 @@ def test_a_process_that_does_not_end_when_killed_is_lost_too(never_reads, monkey
     finally:
         for group, _ in signals:
             kill(group, signal.SIGKILL)
+
+
+@pytest.fixture
+def only_starts(tmp_path, monkeypatch):
+    """Start a program in place of vLLM that answers `start` and nothing else, and wait 0.3 s for its other answers."""
+    (tmp_path / "only_starts.py").write_text(
+        "import sys, time\n"
+        "from multiprocessing.connection import Connection\n"
+        "connection = Connection(int(sys.argv[1]))\n"
+        "connection.recv()\n"
+        "connection.send((True, None))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(child, "SERVER_MODULE", "only_starts")
+    monkeypatch.setattr(child, "ANSWER_S", 0.3)
+    process = VllmProcess(VllmSettings(folder="f", dtype="float32", context=64, processed=False), 1)
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (lambda process: process.ask("step"), r"no answer to `step` in 0\.3 s"),
+        (lambda process: os.kill(process.pid, signal.SIGKILL), "its process died in `load`: status -9"),
+        (lambda process: process.close(), "its process was ended"),
+    ],
+    ids=["silent", "killed", "closed"],
+)
+def test_all_calls_after_the_end_of_a_process_say_why_it_ended(only_starts, end, why):
+    with contextlib.suppress(EngineLostError):
+        end(only_starts)
+    for method in ("load", "step", "remove"):
+        with pytest.raises(EngineLostError, match=f"^generation.engine=vllm: {why}$"):
+            only_starts.ask(method)

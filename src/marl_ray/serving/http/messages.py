@@ -1,4 +1,4 @@
-"""The part of HTTP that the gateway needs, on raw ASGI."""
+"""The requests and responses of HTTP as the gateway needs them, on raw ASGI."""
 
 import asyncio
 import contextlib

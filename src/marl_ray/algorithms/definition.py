@@ -1,4 +1,4 @@
-"""The interface of an algorithm: its spec, and the functions that the learner calls on a batch."""
+"""The parts of a named algorithm: its spec, and the functions that the learner calls on a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
