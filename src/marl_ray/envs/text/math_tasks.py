@@ -32,6 +32,8 @@ class MathTasks(TextEnv):
     cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
 
     Metrics: `pass`, 1.0 or 0.0.
+
+    Raises ValueError if `tolerance` is negative.
     """
 
     metadata = {"name": "math", "render_modes": [], "is_parallelizable": False}

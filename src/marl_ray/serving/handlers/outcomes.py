@@ -66,7 +66,7 @@ async def outcome(service: Service, request: Request) -> Response:
 async def outcomes(service: Service, request: Request) -> Response:
     """Answer `POST /v1/outcomes/batch`: each part as by `/v1/outcomes`.
 
-    A part that fails is answered with its own status and error.
+    A part that fails is answered with its own status and error. Raises RequestError if the parts are no list, or too many.
     """
     key = service.admission.keys.check(request, "outcomes")
     parts, limit = (

@@ -99,7 +99,10 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises RequestError 413 as soon as it exceeds the limit."""
+        """Return the whole body.
+
+        Raises RequestError 413 as soon as it exceeds the limit, and ClientDisconnectedError if the client has hung up.
+        """
         declared = self.headers.get(b"content-length")
         # The length is checked first, because int() refuses thousands of digits.
         if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):

@@ -142,8 +142,8 @@ class VllmHost(EngineHost):
     ) -> list[Completion]:
         """Return the responses of `VllmEngine.generate` by the weights of `version`, after waiting for these.
 
-        Log-probabilities are those that vLLM reports. Raises MarlRayError if newer weights are loaded, or the version
-        does not arrive within WEIGHTS_S.
+        Log-probabilities are those that vLLM reports. Raises MarlRayError if newer weights are loaded. Raises
+        EngineLostError if the version does not arrive within WEIGHTS_S.
         """
         call = _Call(version, prompts, seed, generation)
         with self._loaded:

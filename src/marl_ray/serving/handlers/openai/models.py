@@ -10,7 +10,7 @@ from marl_ray.serving.service import Service
 
 
 async def model(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`."""
+    """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`. Raises RequestError 404 for another model."""
     await service.admission.admit_reader(request, "inference")
     model_id = "/".join(request.path_params.values())
     served = service.endpoints.routers_of(request.path_params["name"])
