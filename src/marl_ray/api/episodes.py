@@ -91,7 +91,7 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
 def _run_config(manifest: "Manifest", options: Mapping[str, object]) -> "RunConfig":
     """Return the config of a run whose team has the networks of a bundle.
 
-    Its environment is the bundle's, with these options changed.
+    The run's environment is the bundle's, with these options changed.
     """
     from marl_ray.config import RunConfig, parse_config
 

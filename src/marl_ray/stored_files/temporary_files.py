@@ -39,7 +39,7 @@ def write_complete(filesystem: fs.FileSystem, path: str, data: bytes, writer: in
 def replace_file(path: Path, data: bytes) -> None:
     """Write a local file as `write_complete` does, such that it outlasts the death of the machine too.
 
-    It becomes another file than the one that was there. Raises OSError.
+    The result is another file than the one that was there. Raises OSError.
     """
     temporary = Path(temporary_path(str(path)))
     try:

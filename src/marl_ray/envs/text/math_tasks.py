@@ -71,7 +71,7 @@ class MathTasks(TextEnv):
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Return the right answers to the first `count` training tasks of the order that `seed` gives.
 
-        They are the solutions where the data has them. Each says its answer as `math_reward` reads it; otherwise
+        The answers are the solutions where the data has them. Each says its answer as `math_reward` reads it; otherwise
         MarlRayError names the task.
         """
         result = []

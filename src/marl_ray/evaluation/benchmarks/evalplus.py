@@ -212,7 +212,7 @@ _CONVERSIONS = {number: change for change, numbers in _CONVERTED_TASKS for numbe
 def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
     """Return the inputs of an MBPP+ task, of which JSON lacks tuples, sets and complex numbers.
 
-    They are converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does it. Raises TypeError,
+    The inputs are converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does it. Raises TypeError,
     ValueError, IndexError or AttributeError for inputs of another form.
     """
     change = _CONVERSIONS.get(number)

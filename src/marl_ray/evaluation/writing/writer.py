@@ -32,7 +32,7 @@ THREADS = 32
 TURN_S = 600.0
 """Seconds that a turn of an environment may take."""
 Turns = Generator[tuple[str, str], str | None, None]
-"""A generator of turns, each as (agent, prompt). It is sent None at first, and then each response."""
+"""A generator of turns, each as (agent, prompt). The generator is sent None at first, and then each response."""
 
 
 @dataclass

@@ -99,7 +99,7 @@ class Bundle(BaseBundle):
     def _categories(self) -> dict[str, np.ndarray]:
         """Agent -> number of categories of each entry of its observation.
 
-        It has only the agents whose observation is a row of categories that count from zero.
+        The mapping has only the agents whose observation is a row of categories that count from zero.
         """
         categories = {}
         for agent, policy in self.agents.items():

@@ -74,8 +74,8 @@ def _open_experiment(database: str, name: str) -> Iterator[tuple[Stores, Experim
 def read_planning_numbers(database: str, name: str) -> PlanningNumbers:
     """Read the planning numbers of a stored experiment.
 
-    They are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the experiment is
-    unknown or assigns no sessions.
+    The numbers are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the
+    experiment is unknown or assigns no sessions.
     """
     with _open_experiment(database, name) as (stores, record, config):
         _check_sessions(config, "plan")

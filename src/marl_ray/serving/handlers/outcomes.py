@@ -184,7 +184,7 @@ def _store_reports(
 def _report(router: Router, reported: _ReadReport) -> Report:
     """Return the report for the store.
 
-    It includes what this replica has measured of the session, if a guardrail needs it.
+    The report includes what this replica has measured of the session, if a guardrail needs it.
     """
     session, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}

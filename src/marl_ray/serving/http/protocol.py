@@ -124,8 +124,8 @@ class Request:
     async def until_disconnect(self, work: Coroutine[object, object, T]) -> T:
         """Run `work` while the client is there, and return its result.
 
-        If the client hangs up, cancels `work` and raises ClientDisconnectedError. Call it only after reading the body. It
-        costs two tasks, so it is for long work.
+        If the client hangs up, cancels `work` and raises ClientDisconnectedError. Call it only after reading the body.
+        The check costs two tasks, so it is for long work.
         """
         task = asyncio.create_task(work)
         if self._hang_up_watcher is None:  # all work of this request shares one watcher

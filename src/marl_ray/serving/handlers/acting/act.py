@@ -144,7 +144,7 @@ def _log_answer(
 ) -> None:
     """Put the answer into the act log.
 
-    It is one entry per text of language models, and one for all agents of an actor-critic.
+    The log gets one entry per text of language models, and one for all agents of an actor-critic.
     """
     router = session_arm.router
     digest = router.digests[arm_actions.arm]

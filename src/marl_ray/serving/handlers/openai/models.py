@@ -23,7 +23,7 @@ async def model(service: Service, request: Request) -> Response:
 def models_of(routers: Sequence[Router]) -> list[dict[str, object]]:
     """Return the values that `model` may have for an endpoint's experiments (newest first).
 
-    They are the endpoint's name where one policy plays all agents, else one name per agent. An endpoint without
+    The values are the endpoint's name where one policy plays all agents, else one name per agent. An endpoint without
     language models has none.
     """
     newest = routers[0]
