@@ -220,7 +220,7 @@ class Bundle(BaseBundle):
     def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Return the natural log-probabilities with which a policy takes given actions, (N,).
 
-        They are densities for continuous actions. The arguments have the form that `Trajectories` have: `rows` (N, D)
+        For continuous actions these are densities. The arguments have the form that `Trajectories` have: `rows` (N, D)
         flat observations, `actions` (N, *shape) with choices counted from zero, `allowed` (N, choices) bool. An action
         that is not allowed has about -1e9.
         """

@@ -1,7 +1,7 @@
 """Measure how many responses fit into one pass on a GPU.
 
-It is done before the first gradient step, so that none runs out of memory. A worker that runs out of memory cannot try
-a smaller pass: the other workers would wait for it in the collectives of the pass that it left.
+The measurement is made before the first gradient step, so that none runs out of memory. A worker that runs out of
+memory cannot try a smaller pass: the other workers would wait for it in the collectives of the pass that it left.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Prepare a batch for its gradient steps.
 
-It is evaluated by the old weights; then its advantages are estimated, and normalised over all workers.
+The old weights evaluate the batch; then its advantages are estimated, and normalised over all workers.
 """
 
 from collections.abc import Sequence
