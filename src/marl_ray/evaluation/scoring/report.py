@@ -89,9 +89,9 @@ def _scores(problems: Mapping[str, JsonMapping], name: str, ks: Sequence[int]) -
 
 
 def _problem(rows: Sequence[JsonMapping], extra_scores: Mapping[Mode, Sequence[str]], ks: Sequence[int]) -> JsonObject:
-    """Compute the number of samples that passed, and pass@k, for each mode.
+    """Compute the number of samples that passed, and pass@k, for each mode and each further score of a mode.
 
-    Both are computed too for each mode with each extra_scores score (`official base`).
+    `extra_scores` names these scores; the one named `base` of the mode `official` is called `official base`.
     """
     correct: dict[str, int] = {}
     for mode, names in extra_scores.items():
