@@ -37,6 +37,7 @@ CHECKS = (
     docstrings.without_verb,
     docstrings.unexplained_numbers,
     docstrings.unsaid_none,
+    docstrings.unsaid_errors,
     vague_names.vague_names,
     vague_names.failures_called_problems,
     vague_names.bare_participles,

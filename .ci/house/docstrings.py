@@ -1,4 +1,4 @@
-"""Checks of docstrings: their first words, the numbers that need one, and when None is returned.
+"""Checks of docstrings: their first words, the numbers that need one, when None is returned, and what is raised.
 
 Ruff checks that classes, functions and methods have one, and finds most verbs (D101 to D103, D401).
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from sources import Finding, SourceFile
+from sources import Finding, SourceFile, product
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
@@ -16,6 +16,13 @@ NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )
 """First words of a function's docstring that are no verb in the imperative, and that D401 does not know: also plurals."""
+OF_ANOTHER = re.compile(r"See `|[Rr]aises? (as|what|the errors of) ")
+"""Part of a docstring that refers to another one, which says when None is returned, or what is raised."""
+UNREACHED = {"AssertionError", "NotImplementedError"}
+"""Errors of lines that no correct program reaches."""
+COMMANDS = "src/marl_ray/cli/"
+"""Folder whose docstrings are the help of commands, which all end an error by its one line."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def fragments(files: list[SourceFile]) -> Iterator[Finding]:
@@ -75,16 +82,95 @@ def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def unsaid_none(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the product's functions that may return None, and whose docstrings do not say when."""
-    for file in files:
-        for node in file.nodes if file.module else ():
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    """Yield the product's functions that may return None, and whose docstrings do not say when.
+
+    A type alias whose own docstring says what None means says it for the functions that return it.
+    """
+    modules = product(files).values()
+    aliases = {name for file in modules for name in unsaid_aliases(file.tree)}
+    for file in modules:
+        for node in file.nodes:
+            if isinstance(node, Function) and may_be_none(node.returns, aliases):
+                text = ast.get_docstring(node)
+                if text and "None" not in text and not OF_ANOTHER.search(text):
+                    yield file.finding(node, f"expected a docstring that says when {node.name} returns None")
+
+
+def unsaid_aliases(tree: ast.Module) -> Iterator[str]:
+    """Yield the type aliases that include None, and whose docstrings, if there are any, do not say what None means."""
+    for node, after in zip_longest(tree.body, tree.body[1:]):
+        match node, after:
+            case _, ast.Expr(value=ast.Constant(value=str() as text)) if "None" in text:
                 continue
-            match node.returns:
-                case ast.BinOp(op=ast.BitOr(), right=ast.Constant(value=None)):
-                    text = ast.get_docstring(node)
-                    if text and "None" not in text and "See " not in text:
-                        yield file.finding(node, f"expected a docstring that says when {node.name} returns None")
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as value), _:
+                pass
+            case ast.AnnAssign(annotation=ast.Name("TypeAlias"), target=ast.Name(id=name), value=value), _:
+                pass
+            case _:
+                continue
+        if may_be_none(value, set()):
+            yield name
+
+
+def may_be_none(annotation: ast.expr | None, aliases: set[str]) -> bool:
+    """Return True for a union with None, a quoted one, and one of these aliases; None alone is no union."""
+    match annotation:
+        case ast.Constant(value=str() as text):
+            return may_be_none(ast.parse(text, mode="eval").body, aliases)
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            sides = (left, right)
+            return any(ast.unparse(side) == "None" or may_be_none(side, aliases) for side in sides)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in aliases
+    return False
+
+
+def unsaid_errors(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the product's public functions that raise an error which their docstrings do not name.
+
+    The docstring of an `__init__` without one is that of its class. A function without a docstring has that of a base class.
+    """
+    for file in product(files).values():
+        if not file.name.startswith(COMMANDS):
+            for node, text in public_functions(file.tree):
+                unsaid = sorted(name for name in set(raised_errors(node.body)) if name not in text)
+                if unsaid and not OF_ANOTHER.search(text):
+                    yield file.finding(
+                        node, f"expected a docstring that says when {node.name} raises {' and '.join(unsaid)}"
+                    )
+
+
+def public_functions(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[Function, str]]:
+    """Yield the public functions of a module or a class, and of its public classes, that have a docstring, with it."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node)
+        elif isinstance(node, Function) and (node.name.endswith("__") or not node.name.startswith("_")):
+            text = ast.get_docstring(node)
+            if text is None and node.name == "__init__":
+                text = ast.get_docstring(tree)
+            if text is not None:
+                yield node, text
+
+
+def raised_errors(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names of the errors that statements raise by name, and that no handler around them may catch."""
+    for node in body:
+        match node:
+            case ast.Raise(exc=ast.expr() as error):
+                name = ast.unparse(error.func if isinstance(error, ast.Call) else error).split(".")[-1]
+                if name[0].isupper() and name not in UNREACHED:
+                    yield name
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case ast.Try(body=tried, handlers=handlers, orelse=otherwise, finalbody=last):
+                for part in ([] if handlers else tried, *(handler.body for handler in handlers), otherwise, last):
+                    yield from raised_errors(part)
+            case ast.Match(cases=cases):
+                for case in cases:
+                    yield from raised_errors(case.body)
+            case _:
+                yield from raised_errors([*getattr(node, "body", []), *getattr(node, "orelse", [])])
 
 
 def is_number(value: ast.expr) -> bool:

@@ -49,8 +49,8 @@ def describe_error(error: BaseException) -> str:
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra of this package.
 
-    It names the checkout where the package is installed as editable; everywhere else pip finds the extra by the
-    package's name.
+    The command names the checkout where the package is installed as editable; everywhere else pip finds the extra by
+    the package's name.
     """
     from importlib.metadata import PackageNotFoundError, distribution  # its import takes as long as all the others
 
@@ -99,7 +99,7 @@ def suggestion(name: str, known: Collection[str], before: str = "") -> str:
 def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "") -> str:
     """Return the end of an error about an unknown name.
 
-    It is '; did you mean ...?' if some known names are close to it, or one is its initials (lr of learning_rate).
+    The text is '; did you mean ...?' if some known names are close to it, or one is its initials (lr of learning_rate).
     Otherwise it is '; expected one of ...', with up to MAX_LISTED known names and the count of the others. `further`
     describes in words what else is valid. `before` is put before each suggested name, such as the path of a key.
     """

@@ -215,9 +215,9 @@ def import_reference(reference: str, classes: Collection[str] = ()) -> Any:
 def with_colon(name: str, classes: Collection[str] = ()) -> str:
     """Return the end of an error about a name that lacks a colon; empty where it is no such name.
 
-    It is '; did you mean package.module:NAME?' for `package.module.NAME` of a module that there is, and for a module of
-    the folder in which the command was started, whose instances of `classes` it offers. For a file it is '; expected
-    module:NAME, not a file'.
+    The text is '; did you mean package.module:NAME?' for `package.module.NAME` of a module that there is, and for a
+    module of the folder in which the command was started, whose instances of `classes` it offers. For a file it is ';
+    expected module:NAME, not a file'.
     """
     if name.endswith(".py"):
         return f"; expected {_module_of(name)}:NAME, not a file"

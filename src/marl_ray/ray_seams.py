@@ -309,7 +309,7 @@ def reload_ray_settings() -> None:
 def loopback_only(log_monitor: bool) -> Iterator[None]:
     """Let `ray.init` start a Ray, within the block, that listens on 127.0.0.1 alone.
 
-    It leaves the agent's usual port free. `ray.init` has arguments for neither, nor for a Ray without its log
+    Ray then leaves the agent's usual port free. `ray.init` has arguments for neither, nor for a Ray without its log
     monitor. Without ENABLE_RAY_CLUSTER=False it replaces 127.0.0.1 by the host's outward address and listens on all
     interfaces. Without listen port 0 the node's agent takes port 52365, and in a second Ray on the same machine no
     job can be submitted.
@@ -339,8 +339,9 @@ def _replace_attribute(module: Any, name: str, value: object) -> Iterator[None]:
 def listen_on_node_address() -> None:
     """Make the Serve replica that this process is listen on its node's address alone. Call it in the constructor.
 
-    Serve opens a server in each replica, after the constructor, that unpickles what it receives and asks for no token. It
-    is there on all interfaces, though Serve's own processes reach it by the node's address, and no option changes that.
+    Serve opens a server in each replica, after the constructor, that unpickles what it receives and asks for no token.
+    The server is there on all interfaces, though Serve's own processes reach it by the node's address, and no option
+    changes that.
     """
     import ray
     from ray.serve._private import replica as serve_replica

@@ -14,7 +14,7 @@ from pathlib import Path
 FOLDER_NAME = re.compile(r"marl-ray-[a-z-]+-([0-9a-f]{8})-([0-9]+)-([0-9]+)-[^-]+")
 """Name of a folder: purpose; machine; process and its start, in ticks since the machine's start; a random end."""
 SHORT_NAME = re.compile(r"mr-[0-9a-f]{8}")
-"""Name of a folder whose path must be short. Its file MAKER_FILE holds the name that it would have else."""
+"""Name of a folder whose path must be short. The folder's file MAKER_FILE holds the name that it would have else."""
 MAKER_FILE = "maker"
 """File of a folder of SHORT_NAME."""
 
@@ -44,7 +44,7 @@ def new_temporary_folder(purpose: str) -> Path:
 def object_folder(purpose: str, max_root: int | None = None) -> tempfile.TemporaryDirectory[str]:
     """Return an empty folder that is deleted with the returned object.
 
-    It is in /tmp where the path of the system's temporary folder has more than `max_root` characters.
+    The folder is in /tmp where the path of the system's temporary folder has more than `max_root` characters.
     """
     root = tempfile.gettempdir()
     if max_root is not None and len(root) > max_root:

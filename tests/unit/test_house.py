@@ -97,9 +97,44 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "    def rows(self):\n"
             '        """All rows."""\n\n'
             "    def find(self) -> int | None:\n"
-            '        """Return the first row."""\n\n\n'
-            "Side().find()\n"
+            '        """Return the first row."""\n\n'
+            "    def look(self) -> 'None | int':\n"
+            '        """Return the last row."""\n\n'
+            "    def choose(self) -> 'MaybeRow':\n"
+            '        """Return a row."""\n\n'
+            "    def sort(self) -> None:\n"
+            '        """Sort the rows, and find none."""\n\n'
+            "    def compare(self) -> Difference:\n"
+            '        """Compare the rows."""\n\n\n'
+            "MaybeRow = int | None\n"
+            "Difference = str | None\n"
+            '"""A sentence; None without a difference."""\n'
+            "Side().find(), Side().look(), Side().choose(), Side().sort(), Side().compare()\n"
             "save_problem, benchmark = 1, 2\n"
+        ),
+        "src/marl_ray/training/store.py": (
+            "class Store:\n"
+            '    """A store."""\n\n'
+            "    def __init__(self, path):\n"
+            "        if not path:\n"
+            "            raise OSError\n\n"
+            "    def read(self):\n"
+            '        """Return the rows."""\n'
+            "        try:\n"
+            "            raise KeyError('caught below')\n"
+            "        except KeyError as error:\n"
+            "            raise json.JSONDecodeError from error\n\n"
+            "    def write(self):\n"
+            '        """Write the rows. Raises OSError if the disk is full."""\n'
+            "        raise OSError\n\n"
+            "    def keep(self):\n"
+            '        """Keep the rows. Raises as `write` does."""\n'
+            "        raise OSError\n\n"
+            "    def extend(self):\n"
+            '        """Add rows."""\n'
+            "        def late(): raise OSError\n"
+            "        raise NotImplementedError(late)\n\n\n"
+            "Store().read(), Store().write(), Store().keep(), Store().extend()\n"
         ),
         "src/marl_ray/rays.py": (
             "from ray.serve import Client, _private\n\n\n"
@@ -149,7 +184,11 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
         "src/marl_ray/texts.py:11: expected a docstring that says when find returns None",
-        "src/marl_ray/texts.py:16: the name save_problem stands for a benchmark's exercise, expected a failure's own word",
+        "src/marl_ray/texts.py:14: expected a docstring that says when look returns None",
+        "src/marl_ray/texts.py:17: expected a docstring that says when choose returns None",
+        "src/marl_ray/texts.py:31: the name save_problem stands for a benchmark's exercise, expected a failure's own word",
+        "src/marl_ray/training/store.py:4: expected a docstring that says when __init__ raises OSError",
+        "src/marl_ray/training/store.py:8: expected a docstring that says when read raises JSONDecodeError",
         "src/marl_ray/training/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's "
         "of json_types.py, or object for what is passed on or checked",
         "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",

@@ -106,7 +106,7 @@ def parse_call(text: str) -> ParsedCall:
 def _blank_thoughts(text: str) -> str:
     """Return the text with its thoughts blanked out.
 
-    They are the think blocks before the first call, and all before a lone `</think>`.
+    Thoughts are the think blocks before the first call, and all before a lone `</think>`.
     """
     parts: list[str] = []
     at, call = 0, _CALL.search(text)

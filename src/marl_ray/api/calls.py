@@ -101,7 +101,7 @@ def short_repr(value: object) -> str:
 def short_interrupt() -> Iterator[None]:
     """Let a Ctrl-C within the block end a script with one line instead of a traceback.
 
-    It raises KeyboardInterrupt all the same, so whoever catches that continues.
+    KeyboardInterrupt is raised all the same, so that a caller which catches it continues.
     """
     try:
         yield
@@ -121,7 +121,7 @@ def short_interrupt() -> Iterator[None]:
 def cluster_of_call() -> str | None:
     """Return the cluster that exists already; None if the call starts its own Ray.
 
-    It is the one that this process is connected to, or that of RAY_ADDRESS.
+    The cluster is the one that this process is connected to, or that of RAY_ADDRESS.
     """
     import ray
 

@@ -79,8 +79,8 @@ class Client:
     ) -> dict[str, object]:
         """Return the response of `/generate`.
 
-        It has `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings` are fields such as `agent`,
-        `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does.
+        The response has `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings` are fields such as
+        `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does.
         """
         session = session or f"session-{secrets.token_hex(8)}"
         return self.request("/generate", {"session_id": session, "prompt": prompt, "experiment": experiment} | settings)

@@ -51,8 +51,9 @@ class EpisodeScores:
 def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
     """Play whole episodes of the environment that the bundle was trained in, and return their scores.
 
-    An episode is a function of (weights, seed, number), so two bundles meet the same starts. Raises MarlRayError for a
-    bundle of language models, and if the environment's agents or spaces are not the bundle's.
+    An episode is a function of (weights, seed, number), so two bundles meet the same starts. Raises FieldError naming
+    the option with a wrong value. Raises MarlRayError for a bundle of language models, and if the environment's agents
+    or spaces are not the bundle's.
     """
     from marl_ray.policies.bundles.manifest import Manifest, local_folder, read_manifest
     from marl_ray.training.evaluation.play_bundle import play_bundle
@@ -84,7 +85,7 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
 def _run_config(manifest: "Manifest", options: Mapping[str, object]) -> "RunConfig":
     """Return the config of a run whose team has the networks of a bundle.
 
-    Its environment is the bundle's, with these options changed.
+    The run's environment is the bundle's, with these options changed.
     """
     from marl_ray.config import RunConfig, parse_config
 

@@ -196,10 +196,10 @@ def _score_written_samples(
     options: ScoringOptions, request: WritingRequest, running: RunningOptions
 ) -> BenchmarkResult:
     """Let a bundle's policies write samples, and score these."""
-    from marl_ray.evaluation.scoring.evaluate import choose_ks, prepare_evaluation, task_of
+    from marl_ray.evaluation.scoring.evaluate import choose_ks, prepare_evaluation, read_task
     from marl_ray.evaluation.writing.requests import SAMPLES_FILE, write_samples
 
-    task = task_of(options)
+    task = read_task(options)
     with nullcontext() if running.local else ray_of_call():
         # Writers may run on other machines, whose environment and folder are not these.
         request = replace(request, tracking_uri=resolve_tracking_uri(request.tracking_uri))

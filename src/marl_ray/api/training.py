@@ -77,7 +77,7 @@ def shared_weights_lines(agents: Mapping[str, Sequence[str]]) -> list[str]:
 def environment_warning(run: RunConfig) -> str | None:
     """Return one sentence about the first fault of a user's own environment; None if there is none.
 
-    It finds faults that show within a few steps.
+    Only faults that show within a few steps are seen.
     """
     if ":" not in run.env.id:
         return None
@@ -135,7 +135,8 @@ class TrainedRun:
     def curve(self) -> list[tuple[int, float]]:
         """The learning curve as (environment steps, mean return of an evaluation).
 
-        It lacks the epochs of a warm start. The returns are those of training episodes if the run has no evaluations.
+        The curve lacks the epochs of a warm start. The returns are those of training episodes if the run has no
+        evaluations.
         """
         from marl_ray.training.run_folder.metrics_file import history_of
 

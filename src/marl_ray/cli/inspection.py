@@ -96,7 +96,7 @@ def _algorithm_lines(document: JsonObject) -> Iterator[str]:
 def _language_defaults(spec: "AlgorithmSpec") -> dict[str, str]:
     """Return the defaults of an algorithm's keys for language models, in words.
 
-    They are those that differ from the defaults of actor-critics.
+    Only those are named that differ from the defaults of actor-critics.
     """
     from marl_ray.config import LoraConfig, ModelConfig
     from marl_ray.config.run.family_defaults import family_defaults

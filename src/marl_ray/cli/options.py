@@ -55,7 +55,10 @@ ExperimentName = Annotated[str, typer.Argument(metavar="NAME", help="The experim
 
 @contextmanager
 def named_as_options() -> Iterator[None]:
-    """Name the field of a FieldError as the option of the command line that gave it, without the unit of seconds."""
+    """Name the field of a FieldError as the option of the command line that gave it, without the unit of seconds.
+
+    Raises MarlRayError in its place.
+    """
     try:
         yield
     except FieldError as error:

@@ -265,7 +265,7 @@ def _ignore_signals() -> Iterator[None]:
 def short_temp_root() -> str:
     """Return the folder for Ray's sockets, whose paths have a limit.
 
-    It is the temporary folder, or /tmp if that is too long.
+    The folder is the temporary one, or /tmp if that is too long.
     """
     root = tempfile.gettempdir()
     return root if len(root) <= _MAX_TEMP_ROOT_LENGTH else "/tmp"

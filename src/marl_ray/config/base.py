@@ -119,7 +119,7 @@ def first_mistake(error: ValidationError) -> str:
 def name_validator(point: ExtensionPoint) -> Callable[[str], str]:
     """Return a validator of names of extensions.
 
-    It takes the name of a built-in, or one whose object can be imported.
+    The validator takes the name of a built-in, or one whose object can be imported.
     """
 
     def validate(name: str) -> str:

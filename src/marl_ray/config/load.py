@@ -96,7 +96,7 @@ def read_yaml(path: str | Path) -> JsonValue:
 def _other_files_hint(path: str | Path) -> str:
     """Return the end of an error about a config that is not there.
 
-    It names those in the config's folder whose names are close to its own.
+    The text names the configs of the same folder whose names are close to its own.
     """
     file = Path(path)
     stems = [] if file.exists() else sorted(other.stem for other in file.parent.glob("*.yaml"))
@@ -248,7 +248,8 @@ def path_in(data: Any, error: ErrorDetails) -> Iterator[str]:
 def unknown_key_hint(model: type[BaseModel], place: Sequence[int | str], before: str = "") -> str:
     """Return the end of an error about an unknown key at this place of a config.
 
-    It says where a key of that name is, or else which keys at its place are close to it. `before` is put before each.
+    The text says where a key of that name is, or else which keys at its place are close to it. `before` is put before
+    each.
     """
     parts: list[object] = [model]
     for step in place[:-1]:

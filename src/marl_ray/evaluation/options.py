@@ -33,15 +33,21 @@ class ScoringOptions:
     samples: str = ""
     """The file of ready samples; empty while a policy has not written them."""
     data: str | None = None
+    """A file or URI of problems, or `hub`; None takes the benchmark's own source, if it has one."""
     split: str | None = None
+    """A split of the benchmark; None takes its first."""
     sha256: str | None = None
+    """Digest of `data` in place of the known ones, or `any`; None expects a known one."""
     out: Path | None = None
+    """Folder of results and report; None makes one in runs/evaluations."""
     k: tuple[int, ...] | None = None
     """Values of k for pass@k; None takes all possible ones of the benchmark's own."""
     mode: str | None = None
     """`official`, `hardened` or `both`; None takes all modes that the benchmark has."""
     timeout_s: float | None = None
+    """CPU seconds of one run of a program; None takes the official limit."""
     min_level: Level = Level.PATHS
+    """The weakest confinement in which programs may run."""
 
 
 @dataclass(frozen=True, kw_only=True)

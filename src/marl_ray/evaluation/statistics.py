@@ -53,13 +53,17 @@ def problem_bootstrap(
     """Return the weighted mean of the groups' means, with its percentile bootstrap interval over problems.
 
     A group is a benchmark: (problems,) scores in [0, 1]. Each resample draws problems within each group. Weights are
-    relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has
-    no width. Raises MarlRayError for a group without problems, and for weights that do not add up to more than 0.
+    relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has no
+    width. Raises MarlRayError for a group without problems, for a weight that is negative or not finite, and for
+    weights that add up to 0.
     """
     scores = [np.asarray(group, float) for group in groups]
     share = np.asarray(weights, float)
-    if not scores or any(not len(group) for group in scores) or (share < 0).any() or share.sum() <= 0:
-        raise MarlRayError("aggregate: expected evaluations with problems, and weights that add up to more than 0")
+    weighted = np.isfinite(share).all() and (share >= 0).all() and share.sum() > 0
+    if not weighted or any(not len(group) for group in scores):
+        raise MarlRayError(
+            "aggregate: expected evaluations with problems, and finite weights that add up to more than 0"
+        )
     share = share / share.sum()
     value = float(sum(part * group.mean() for part, group in zip(share, scores, strict=True)))
     generator, means = np.random.default_rng(seed), np.zeros(RESAMPLES)

@@ -238,8 +238,8 @@ def state_under_weights(
 ) -> ExperimentState:
     """Return the state of a running `thompson` experiment under other weights.
 
-    They are a new epoch of the same stage. Rolled-back arms must have weight 0. Raises MarlRayError for another strategy or
-    status, and for weights of other arms.
+    The weights begin a new epoch of the same stage. Rolled-back arms must have weight 0. Raises MarlRayError for
+    another strategy or status, and for weights of other arms.
     """
     if state.status is not ExperimentStatus.RUNNING or plan.strategy != "thompson":
         raise MarlRayError(
@@ -290,8 +290,8 @@ def _eligible_treatments(plan: RolloutPlan, barred: frozenset[str]) -> list[str]
 def state_under_config(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
     """Return the state under a config that assigns differently.
 
-    It is of the next epoch, in which the stage begins anew. Other stages or another strategy begin at the first stage.
-    Raises MarlRayError if the new plan has no place for the state.
+    The state is of the next epoch, in which the stage begins anew. Other stages or another strategy begin at the first
+    stage. Raises MarlRayError if the new plan has no place for the state.
     """
     if after.control in state.rolled_back:
         raise MarlRayError(f"arms: the control {after.control!r} has been rolled back; expected another first arm")

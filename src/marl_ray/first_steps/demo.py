@@ -1,7 +1,7 @@
 """The whole product on one machine, from the training of teams to promotion and rollback.
 
-It trains two teams as Ray Jobs, serves one, rolls the other out gradually until the router promotes it, then rolls
-out an untrained team, which the router rolls back.
+The demo trains two teams as Ray Jobs, serves one, rolls the other out gradually until the router promotes it, then
+rolls out an untrained team, which the router rolls back.
 """
 
 import asyncio

@@ -60,7 +60,7 @@ def serve_until_interrupted() -> None:
 def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, object]) -> str:
     """Deploy a gateway with one experiment, and return its URL.
 
-    Its data lie in `folder` beside the MLflow database and the file of keys.
+    The gateway's data lie in `folder` beside the MLflow database and the file of keys.
     """
     from marl_ray.cluster.local_ray import free_port
     from marl_ray.serving.administration.deploy import deploy

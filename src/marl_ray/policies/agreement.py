@@ -35,9 +35,9 @@ def all_gather_values(value: Sent, group: dist.ProcessGroup | None = None) -> li
 def run_on_all_workers(make: Callable[[], Agreed], group: dist.ProcessGroup | None = None) -> Agreed:
     """Call `make` on every worker of the group (None: of all), and raise on all what it raises on any.
 
-    They raise the first error, in which `shared` is true; the line names the worker, unless all fail alike. Within
-    `make` workers may exchange values by `all_gather_values` over the same group, equally often. A worker that fails then
-    answers the exchange for which the others wait.
+    All raise the first error, in which `shared` is true; the line names the worker, unless all fail alike. Within
+    `make` workers may exchange values by `all_gather_values` over the same group, equally often. A worker that fails
+    then answers the exchange for which the others wait.
     """
     try:
         made = make()

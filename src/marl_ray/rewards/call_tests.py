@@ -85,7 +85,7 @@ def run_calls(
 def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
     """Return the judge's program, which runs every test by itself.
 
-    It raises an AssertionError whose text is a letter for each test.
+    The program raises an AssertionError whose text is a letter for each test.
     """
     return f"""
 def _main(function, tests, setup):

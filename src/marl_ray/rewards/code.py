@@ -93,7 +93,7 @@ class CodeReward:
     code: str | None
     """The tested code; None if the answer has no complete block."""
     verdicts: tuple[str, ...]
-    """Verdicts of the hidden tests, in order. They are for people and logs, never for the policy."""
+    """Verdicts of the hidden tests, in order, for people and logs, never for the policy."""
 
 
 def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> CodeTestResults:

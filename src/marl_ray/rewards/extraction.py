@@ -65,7 +65,7 @@ def _remove_indent(line: str, indent: str) -> str:
 def defines(code: str, entry_point: str) -> bool:
     """Return True if a line of the code begins to define the name at top level.
 
-    It defines a function or a class, or assigns.
+    Such a line defines a function or a class, or assigns.
     """
     name = re.escape(unicodedata.normalize("NFKC", entry_point))
     pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}[ \t]*[(\[]|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"

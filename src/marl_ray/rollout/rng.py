@@ -34,7 +34,7 @@ def action_stream(iteration: int, attempt: int, copy: int) -> int:
 def order_stream(iteration: int, order: int) -> int:
     """Return the number of the stream that one order of a batch's parts is drawn from.
 
-    It is never one of `action_stream`.
+    The number is never one of `action_stream`.
     """
     return (iteration << 1 | 1) << ORDER_BITS | order
 
@@ -66,10 +66,10 @@ def team_order(seed: int, iteration: int, size: int) -> list[int]:
 def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: int, turn: int) -> int:
     """Return the number of one response's stream, in [0, 2^64).
 
-    It is BLAKE2b over the six numbers as 64-bit integers. In training: (TRAINING_STREAMS, iteration, attempt, global
-    copy, agent's number in `possible_agents`, the agent's turn); the attempt of a branch says also which turn it begins
-    with (`branching.make_branches`). In evaluation: (EVALUATION_STREAMS, the caller's key, sample, task index, agent,
-    turn), so that the two never share a stream.
+    The number is BLAKE2b over the six numbers as 64-bit integers. In training: (TRAINING_STREAMS, iteration, attempt,
+    global copy, agent's number in `possible_agents`, the agent's turn); the attempt of a branch says also which turn it
+    begins with (`branching.make_branches`). In evaluation: (EVALUATION_STREAMS, the caller's key, sample, task index,
+    agent, turn), so that the two never share a stream.
     """
     packed = struct.pack("<6q", kind, iteration, attempt, copy, agent, turn)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
@@ -78,7 +78,7 @@ def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: i
 def task_number(task_id: str) -> int:
     """Return the number of a task in streams, in [0, 2^63).
 
-    It is a hash, so that it depends on no other task.
+    The number is a hash, so that it depends on no other task.
     """
     digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -35,7 +35,7 @@ LATE_SHARE = 0.75
 def diagnose(config: JsonMapping, rows: _Rows) -> list[str]:
     """Return the sentences about what is wrong with a run; empty for a run that learns.
 
-    They are about a run whose return did not rise, or fell again, and about policies that show what no
+    The sentences are about a run whose return did not rise, or fell again, and about policies that show what no
     healthy run shows.
 
     `config` is the run's config as plain data with every default written out, `rows` are those of its
@@ -113,8 +113,8 @@ def _describe_return(metric: str, scored: _Rows, skilled: bool) -> str | None:
 def _is_broken(prefix: str, rows: _Rows) -> bool:
     """Return True if a policy shows what no healthy run shows, whatever its return did.
 
-    It has not changed since the first part of the run, though its groups differ, or its critic is still diverging in
-    the last part. An entropy of 0 is no such sign: a good run ends so.
+    The policy has not changed since the first part of the run, though its groups differ, or its critic is still
+    diverging in the last part. An entropy of 0 is no such sign: a good run ends so.
     """
     since = _first_row_below(rows, f"{prefix}grad_norm", MIN_NORM)
     is_stuck = since is not None and since["steps"] <= EARLY_SHARE * rows[-1]["steps"]

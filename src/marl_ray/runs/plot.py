@@ -71,7 +71,8 @@ def legend_title(groups: Sequence[SeedGroup]) -> str:
 def group_line(group: SeedGroup) -> str:
     """Return one line about a group.
 
-    It has runs, algorithm, seeds, up to MAX_KEYS keys in which the group differs, and its score with the interval.
+    The line has runs, algorithm, seeds, up to MAX_KEYS keys in which the group differs, and its score with the
+    interval.
     """
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"

@@ -42,8 +42,8 @@ def contents_of(entry: StoredEntry) -> FolderContents:
 def remove_folder(entry: StoredEntry) -> None:
     """Delete the folder of a run or a sweep.
 
-    It is owned meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep is alive, if
-    that cannot be told, or if the folder cannot be deleted.
+    The folder is owned meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep is alive,
+    if that cannot be told, or if the folder cannot be deleted.
     """
     contents_of(entry)
     label = f"{entry.kind} {entry.name!r}"

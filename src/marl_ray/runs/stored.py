@@ -203,7 +203,7 @@ def find_entry(
 def storage_hint(storage: str) -> str:
     """Return the end of an error about a storage without runs: where there are some.
 
-    It names the storage of the newest run below the given one, such as that of `marl-ray try`. The text is empty if
+    The text names the storage of the newest run below the given one, such as that of `marl-ray try`. It is empty if
     there is no run below it.
     """
     if "://" in storage:

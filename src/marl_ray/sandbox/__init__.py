@@ -14,7 +14,7 @@ __all__ = ["Execution", "Judgement", "Level", "Limits", "Pool", "Status", "probe
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of `__all__`, imported when it is first used.
+    """Return a name of `__all__`, imported when it is first used. Raises AttributeError for every other name.
 
     The fork servers import this package too and should stay small.
     """

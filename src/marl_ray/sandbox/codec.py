@@ -285,7 +285,7 @@ def loads(data: bytes | bytearray) -> Any:
 def _bounded_scan(text: str) -> tuple[Any, int]:
     """Parse one JSON value and return it with the position of its end.
 
-    It works even if tests have raised the interpreter's limits on recursion and digits.
+    The parser works even if tests have raised the interpreter's limits on recursion and digits.
     """
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     if recursion <= _SAFE_RECURSION and 0 < digits <= _MAX_DIGITS:

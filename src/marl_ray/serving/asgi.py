@@ -57,7 +57,7 @@ class Gateway:
         self._deadlines = Deadlines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
+        """Serve one ASGI connection. Raises MarlRayError for one that is not HTTP."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":

@@ -1,9 +1,9 @@
 """Reads that requests share: reports, charts and pages.
 
-They need the database and a processor, and must not slow acts, so they run in threads of their own. Requests for the
-same one share one execution, which begins after the last of them has asked, so every reader sees all that was stored
-before the request. Afterwards that read pauses for a multiple of the time that it took, so that clients who ask without
-pause occupy only a part of one processor.
+These reads need the database and a processor, and must not slow acts, so they run in threads of their own. Requests for
+the same one share one execution, which begins after the last of them has asked, so every reader sees all that was
+stored before the request. Afterwards that read pauses for a multiple of the time that it took, so that clients who ask
+without pause occupy only a part of one processor.
 """
 
 import asyncio

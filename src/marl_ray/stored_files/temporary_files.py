@@ -41,7 +41,7 @@ def write_complete(filesystem: fs.FileSystem, path: str, data: bytes, writer: in
 def replace_file(path: Path, data: bytes) -> None:
     """Write a local file as `write_complete` does, such that its bytes and its name outlast a loss of power too.
 
-    It becomes another file than the one that was there. Raises OSError.
+    The result is another file than the one that was there. Raises OSError.
     """
     temporary = Path(temporary_path(str(path)))
     try:

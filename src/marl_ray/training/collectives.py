@@ -27,9 +27,9 @@ def rank_and_world_size() -> tuple[int, int]:
 def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1) -> DeviceMesh:
     """Return all workers as one mesh of devices of a kind.
 
-    Its dimension `shard` spreads weights (FSDP2). With `replicate` above 1 there is one more before it, of groups
-    that each hold all weights (HSDP). Where workers compute passes together, the last two are `context`, workers with
-    a part of every sequence each, and `tensor`, those with a part of every layer.
+    The mesh's dimension `shard` spreads weights (FSDP2). With `replicate` above 1 there is one more before it, of
+    groups that each hold all weights (HSDP). Where workers compute passes together, the last two are `context`, workers
+    with a part of every sequence each, and `tensor`, those with a part of every layer.
     """
     workers = dist.get_world_size()
     if context * tensor > 1:
@@ -43,7 +43,7 @@ def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1
 def count_holders(tensor: Tensor) -> int:
     """Return the number of workers that hold the same part of a tensor.
 
-    It is 1 for a tensor that is not sharded.
+    The number is 1 for a tensor that is not sharded.
     """
     if not isinstance(tensor, DTensor):
         return 1

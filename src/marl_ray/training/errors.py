@@ -27,7 +27,7 @@ class PassMemoryError(MarlRayError):
 def raise_gather_error(where: str) -> Iterator[None]:
     """Raise MarlRayError naming `where` in place of torch's error of a device that has no room.
 
-    It does so within the block, in which workers gather weights for what samples.
+    This holds within the block, in which workers gather weights for what samples.
     """
     try:
         yield

@@ -29,9 +29,9 @@ TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "
 def check_run(config: RunConfig) -> dict[str, list[str]]:
     """Check a run before any cluster starts, and return each policy's agents.
 
-    The check builds the environment once, which also compiles its functions and caches them for the workers. It
-    also builds the models, language models without their weights. Raises MarlRayError that names the key, the file
-    or the argument.
+    The check builds the environment once, which also compiles its functions and caches them for the workers. It also
+    builds the models, language models without their weights. Raises MarlRayError that names the key, the file or the
+    argument.
     """
     _check_length(config, record_of(config))
     return check_trial(config)

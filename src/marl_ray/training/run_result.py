@@ -58,7 +58,7 @@ class RunResult:
     tracking_uri: str
     run_id: str
     best_return: float | None
-    """Mean return of the best bundle. It is measured on other episodes than those that chose the bundle, and on
+    """Mean return of the best bundle. The return is measured on other episodes than those that chose the bundle, and on
     training episodes if the run has no evaluations; None if nothing was played."""
     metrics: dict[str, float]
     """The metrics of the last iteration."""
@@ -91,7 +91,7 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
 def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
     """Deliver what the sinks have not got of a finished run, and register its bundle if it is not yet.
 
-    Returns the result with the bundle's name in the registry. It trains nothing and needs no Ray.
+    Returns the result with the bundle's name in the registry. Registering trains nothing and needs no Ray.
     """
     filesystem, folder = filesystem_of(config)
     try:

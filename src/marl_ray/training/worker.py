@@ -253,7 +253,7 @@ def _tidy_folder(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
 def _make_engine_of(config: RunConfig) -> "Callable[[str, TokenPolicy], Engine]":
     """Return the function that makes a policy's engine.
 
-    It makes the engine in actors if it can run there, and else in the worker's process.
+    The function makes the engine in actors if it can run there, and else in the worker's process.
     """
     from marl_ray.policies.engines.choice import make_engine
     from marl_ray.training.team.engine_actors import EngineActors

@@ -134,7 +134,7 @@ class Folder:
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:
     """Return the folder of a trial.
 
-    It is named by the trial's number, so any process that runs the trial finds its files.
+    The folder is named by the trial's number, so any process that runs the trial finds its files.
     """
     return Folder(storage, sweep, "trials", f"{number:04d}")
 

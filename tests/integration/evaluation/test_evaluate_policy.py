@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.options import WritingRequest
-from marl_ray.evaluation.writing.ray_writing import ray_writers
+from marl_ray.evaluation.writing.ray_writing import WriterNode, ray_writers
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.bundles.manifest import Lineage
@@ -109,3 +109,21 @@ def test_on_ray_the_samples_are_those_of_one_process(ray_cluster, team):
         pytest.raises(MarlRayError, match=r"^agent: expected one of generator, reviewer, got 'x'$"),
     ):
         source.manifest(problems)
+
+
+def test_an_actor_that_dies_before_it_has_read_the_bundle_is_left_out(ray_cluster, team):
+    import ray
+
+    request = WritingRequest(policy=team, max_tokens=8)
+    problems = load_problems(benchmark("jsonl"), str(DATA)).problems
+    with ray_writers(request, "jsonl") as source:
+        actors = vars(source)["actors"]
+        ray.kill(actors[0])
+        with pytest.raises(MarlRayError, match=r"^evaluate: every actor died while it read the bundle: "):
+            source.manifest(problems)
+        actors.append(ray.remote(WriterNode).remote(request, "jsonl"))
+        assert source.manifest(problems) == Writer(request, benchmark("jsonl")).manifest(problems)
+        assert [row["task_id"] for rows in source.write([(problem, 0) for problem in problems]) for row in rows] == [
+            "add",
+            "double",
+        ]

@@ -219,7 +219,7 @@ def test_what_a_prompt_of_mbpp_plus_shows_is_public():
     ("given_id", "written_id"), [("HumanEval/3", "HumanEval/3"), ("3", "HumanEval/3"), ("Mbpp/3", "Mbpp/3")]
 )
 def test_samples_may_name_their_problem_in_several_ways(given_id, written_id):
-    assert benchmark("humaneval_plus").same_id(given_id) == written_id
+    assert benchmark("humaneval_plus").canonical_id(given_id) == written_id
 
 
 def test_a_benchmark_says_how_models_write_for_it():

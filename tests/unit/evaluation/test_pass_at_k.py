@@ -1,5 +1,6 @@
 """The estimator pass@k against enumeration and the official example, and aggregates of benchmarks."""
 
+import json
 import math
 from fractions import Fraction
 from math import comb
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.evaluation.scoring.evaluate import choose_ks
+from marl_ray.evaluation.scoring.report import REPORT_FILE, aggregate
 from marl_ray.evaluation.statistics import problem_bootstrap
+
+PROBLEM = {"passed": {"hardened": 1}, "hardened": {"pass@1": 0.5}}
+SCORES = {"hardened": {"pass@1": {"value": 0.5}}}
 
 
 def test_the_official_example_has_the_official_last_bit():
@@ -66,3 +71,47 @@ def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
 def test_nothing_to_aggregate_is_an_error(groups, weights):
     with pytest.raises(MarlRayError, match=r"^aggregate: expected"):
         problem_bootstrap(groups, weights)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        [],
+        {"problems": [], "scores": SCORES, "evaluation": {"variant": "v"}},
+        {
+            "problems": {"a": {"passed": {"hardened": 1}, "hardened": {"pass@1": "half"}}},
+            "scores": SCORES,
+            "evaluation": {"variant": "v"},
+        },
+        {"problems": {"a": PROBLEM}, "scores": SCORES},
+        {"problems": {"a": PROBLEM}, "scores": {"hardened": {}}, "evaluation": {"variant": "v"}},
+        {
+            "problems": {"a": PROBLEM},
+            "scores": {"hardened": {"pass@1": {"value": None}}},
+            "evaluation": {"variant": "v"},
+        },
+    ],
+)
+def test_a_report_without_the_number_is_named(report, tmp_path):
+    (tmp_path / REPORT_FILE).write_text(json.dumps(report))
+    with pytest.raises(MarlRayError) as refused:
+        aggregate({tmp_path: 1.0}, "pass@1", "hardened")
+    assert str(refused.value) == f"{tmp_path / REPORT_FILE}: has no pass@1 of mode hardened"
+
+
+def test_a_report_that_is_no_json_is_named(tmp_path):
+    (tmp_path / REPORT_FILE).write_text("{")
+    with pytest.raises(MarlRayError) as refused:
+        aggregate({tmp_path: 1.0}, "pass@1", "hardened")
+    assert str(refused.value) == f"{tmp_path / REPORT_FILE}: not JSON"
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_share_is_refused(weight, tmp_path):
+    report = {"problems": {"a": PROBLEM}, "scores": SCORES, "evaluation": {"variant": "v"}}
+    (tmp_path / REPORT_FILE).write_text(json.dumps(report))
+    with pytest.raises(MarlRayError) as refused:
+        aggregate({tmp_path: weight}, "pass@1", "hardened")
+    assert str(refused.value) == (
+        "aggregate: expected evaluations with problems, and finite weights that add up to more than 0"
+    )

@@ -25,7 +25,7 @@ def test_mbpp_without_the_prompts_examples_is_refused(tmp_path):
 
 
 def test_mbpp_samples_may_name_their_problem_in_three_ways():
-    same = benchmark("mbpp").same_id
+    same = benchmark("mbpp").canonical_id
     assert {same("2"), same("Mbpp/2"), same("MBPP/2")} == {"Mbpp/2"}
     assert same("HumanEval/2") == "HumanEval/2"
 

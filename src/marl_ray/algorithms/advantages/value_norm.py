@@ -46,7 +46,7 @@ class ValueNorm:
     def std(self) -> float:
         """The standard deviation of the returns so far, at least the root of VARIANCE_FLOOR.
 
-        It is 1 before the first.
+        The deviation is 1 before the first return.
         """
         if not self.weight:
             return 1.0

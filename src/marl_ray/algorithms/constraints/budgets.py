@@ -26,8 +26,8 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
     """Return by how much mean costs exceed their budgets, summed over the signals.
 
-    It is 0 if all are within theirs. Each excess counts in units of its budget (at least 1); an excess that rounding
-    explains does not count.
+    The sum is 0 if all are within theirs. Each excess counts in units of its budget (at least 1); an excess that
+    rounding explains does not count.
     """
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may have no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
@@ -45,7 +45,7 @@ def budget_score(budgets: Sequence[float], episode_return: float, costs: Sequenc
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
     """Return the greatest p for which "the rate is at least p" holds with this confidence.
 
-    It is the one-sided bound of Clopper and Pearson (1934).
+    This p is the one-sided bound of Clopper and Pearson (1934).
     """
     from scipy.special import betaincinv  # scipy is imported here, because every process of a run imports this file
 

@@ -40,7 +40,7 @@ def pessimistic_cost_surrogate(ratio: Tensor, cost_advantages: Tensor, clip: flo
 def exact_penalty_weights(surrogates: Tensor, violations: Tensor, kappa: float) -> Tensor:
     """Return kappa where surrogate_k + c_k > 0, else 0, (K,): the weights of the cost surrogates.
 
-    They are the derivative of the exact penalty kappa sum_k max(0, surrogate_k + c_k) by each surrogate mean. Both
-    inputs are (K,), per decision; the surrogates are means over the whole minibatch.
+    These weights are the derivative of the exact penalty kappa sum_k max(0, surrogate_k + c_k) by each surrogate mean.
+    Both inputs are (K,), per decision; the surrogates are means over the whole minibatch.
     """
     return kappa * (surrogates.detach() + violations > 0).to(surrogates.dtype)

@@ -40,8 +40,9 @@ def conjugate_gradient(
 ) -> Tensor:
     """Return x with Hx = target, (D,), for a symmetric positive definite H (Hestenes and Stiefel 1952).
 
-    Starts at 0 and stops after `iterations` products, or once |Hx - target|^2 <= tolerance |target|^2; relative, because
-    cost gradients are often smaller than any fixed bound. It also stops on curvature that is not positive.
+    Starts at 0 and stops after `iterations` products, or once |Hx - target|^2 <= tolerance |target|^2; relative,
+    because cost gradients are often smaller than any fixed bound. The iteration also stops on curvature that is not
+    positive.
     """
     solution, residual = torch.zeros_like(target), target.clone()
     direction, squared_norm = residual.clone(), float(target.dot(target))
@@ -110,13 +111,14 @@ def fisher_product(
 ) -> MatrixProduct:
     """Return v -> sum_n weights_n J_n' F_n J_n v, (D,).
 
-    It is the Hessian of the weighted KL at `parameters`, times v. `function` maps parameters to normalised outputs (N,
-    P) (`torch.func.functional_call` of the policy), J_n is its Jacobian at decision n and F_n the head's Fisher matrix.
-    The Gauss-Newton form needs one forward-mode and one reverse pass, never the derivative of a gradient, and is
-    positive semi-definite by construction; at the current weights it equals the Hessian. `weights` (N,) must add up to
-    one over all micro-batches and workers, so that products over parts of a batch add up to the product over the batch.
-    The caller adds the damping once, after that sum. The returned function keeps the graph of one forward pass alive.
-    Fused attention has no forward mode: run a transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+    The product is the Hessian of the weighted KL at `parameters`, times v. `function` maps parameters to normalised
+    outputs (N, P) (`torch.func.functional_call` of the policy), J_n is its Jacobian at decision n and F_n the head's
+    Fisher matrix. The Gauss-Newton form needs one forward-mode and one reverse pass, never the derivative of a
+    gradient, and is positive semi-definite by construction; at the current weights it equals the Hessian. `weights`
+    (N,) must add up to one over all micro-batches and workers, so that products over parts of a batch add up to the
+    product over the batch. The caller adds the damping once, after that sum. The returned function keeps the graph of
+    one forward pass alive. Fused attention has no forward mode: run a transformer under
+    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     detached = {name: tensor.detach() for name, tensor in parameters.items()}
     pull = torch.func.vjp(function, detached)[1]

@@ -20,7 +20,7 @@ CONTROLLER_CLIP = 0.2
 def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
     """Return the per-token estimate of KL(policy || reference), in nats.
 
-    It has the shape of `log_probs`, and a gradient to it.
+    The estimate has the shape of `log_probs`, and a gradient to them.
 
         k1   log pi - log ref              unbiased; its expected gradient is 0, so only for rewards
         abs  |log pi - log ref|

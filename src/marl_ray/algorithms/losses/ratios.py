@@ -23,9 +23,9 @@ def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
     """Return the log ratio of whole sequences, (B,), with gradient, not clamped.
 
-    It is 0 for a fully masked sequence. It is the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric
-    mean of token ratios). With `summed` it is their sum, which belongs to the true ratio of sequences that TRL's RLOO
-    uses.
+    The ratio is 0 for a fully masked sequence. It is also the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the
+    geometric mean of token ratios). With `summed` it is their sum, which belongs to the true ratio of sequences that
+    TRL's RLOO uses.
     """
     total = torch.where(mask, log_probs - old.detach(), 0.0).sum(1)
     return total if summed else total / mask.sum(1).clamp(min=1)
@@ -44,8 +44,8 @@ def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor
 def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
     """Return min(pi_old / pi_behaviour, cap) per token, (B, T), without gradient.
 
-    They weigh the loss of tokens whose sampler (an inference engine, a stale copy) differs from the policy that trains:
-    truncated importance sampling (Ionides 2008).
+    These ratios weigh the loss of tokens whose sampler (an inference engine, a stale copy) differs from the policy that
+    trains: truncated importance sampling (Ionides 2008).
     """
     log_ratio = (old - behaviour).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return log_ratio.exp().clamp(max=cap)

@@ -78,7 +78,7 @@ def show_log(
 def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = "runs", as_json: Json = False) -> None:
     """Resume a run from its last checkpoint.
 
-    Its config is that of the run's folder. Of a finished run raise `train.total_steps`.
+    The config is that of the run's folder. Of a finished run raise `train.total_steps`.
     """
     from marl_ray.api.training import check_and_train
     from marl_ray.cli.training.train import result_lines, warn_of

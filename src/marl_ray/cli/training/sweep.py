@@ -61,7 +61,7 @@ def report(
 ) -> None:
     """Write the report of a sweep as one HTML file.
 
-    It lies in the sweep's folder. The sweep may still run, or have been killed.
+    The file lies in the sweep's folder. The sweep may still run, or have been killed.
     """
     from marl_ray.tuning.records import find_sweep
     from marl_ray.tuning.reporting.report import write_report

@@ -15,8 +15,8 @@ from marl_ray.json_types import JsonValue
 def read_documents(path: str | Path) -> list[JsonValue]:
     """Return all documents of a YAML file, empty ones left out.
 
-    They hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves. Raises MarlRayError
-    naming the file, and the line where it can.
+    The documents hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves. Raises
+    MarlRayError naming the file, and the line where it can.
     """
     try:
         documents = parse_yaml(Path(path).read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def is_manifest(document: object) -> bool:
 def embedded_serve_config(document: object) -> JsonValue:
     """Return the Serve config inside a RayService, parsed from its `serveConfigV2`.
 
-    It is None for any other document, and where the text is missing, no YAML, or not exactly one document of it.
+    Return None for any other document, and where the text is missing, no YAML, or not exactly one document of it.
     """
     spec = document.get("spec") if isinstance(document, Mapping) and document.get("kind") == "RayService" else None
     text = spec.get("serveConfigV2") if isinstance(spec, Mapping) else None

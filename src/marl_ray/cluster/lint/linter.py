@@ -36,7 +36,7 @@ def lint_manifest(document: object, source: str) -> list[str]:
 def replica_pods(document: JsonMapping) -> int:
     """Return the number of pods of a manifest without findings that may run replicas.
 
-    They are all workers, and a head that has CPUs.
+    All workers may, and a head that has CPUs.
     """
     cluster, _ = ray_cluster(document)
     workers = sum(

@@ -1,7 +1,8 @@
 """Reads the schemas of KubeRay's kinds from the JSON file beside this one, and makes that file.
 
-It is made from KubeRay's CRDs by `python -m marl_ray.cluster.lint.schemas CRD.yaml ... > kuberay-v1.7.0.json`, where the
-arguments are ray.io_rayclusters.yaml, ray.io_rayjobs.yaml, ray.io_rayservices.yaml and ray.io_raycronjobs.yaml.
+The JSON file is made from KubeRay's CRDs by `python -m marl_ray.cluster.lint.schemas CRD.yaml ... >
+kuberay-v1.7.0.json`, where the arguments are ray.io_rayclusters.yaml, ray.io_rayjobs.yaml, ray.io_rayservices.yaml and
+ray.io_raycronjobs.yaml.
 """
 
 import json

@@ -71,7 +71,7 @@ class AlgorithmSpec:
     recompute: bool = False
     """True if the learner evaluates the old log-probabilities itself when an update begins.
 
-    They then differ from the rollout's if another engine or older weights sampled. The learner always evaluates them
+    The two then differ from the rollout's if another engine or older weights sampled. The learner always evaluates them
     if it or the sampler computes in bfloat16.
     """
     token_policies: bool = True

@@ -37,7 +37,7 @@ _LEARNING_RATES: dict[tuple[bool, bool], dict[str, float]] = {
 def family_defaults(model: ModelConfig | None) -> dict[str, object]:
     """Return the defaults of `hyper` for a policy with this model (None: an actor-critic).
 
-    They are those that differ from the defaults of `HyperParameters`.
+    Only those are returned that differ from the defaults of `HyperParameters`.
     """
     if model is None:
         return {}

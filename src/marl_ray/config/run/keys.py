@@ -152,7 +152,7 @@ class RunKeys(Config):
     def hyper_of(self, policy: str) -> HyperParameters:
         """Return the validated hyper-parameters of a policy.
 
-        They are the defaults of its family, overridden by the algorithm's, by those of the run's hyper-parameters that
+        The defaults of its family are overridden by the algorithm's, by those of the run's hyper-parameters that
         the algorithm reads, and by the policy's own.
         """
         spec, policy_config = self.spec_of(policy), self.team[policy]

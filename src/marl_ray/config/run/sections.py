@@ -117,7 +117,7 @@ class PolicyConfig(Config):
 def agents_of_error(team: Mapping[str, PolicyConfig], agents: Sequence[str]) -> str:
     """Return the end of an error about who plays whom.
 
-    It names the environment's agents, and the first pattern of the team that matches none of them.
+    The text names the environment's agents, and the first pattern of the team that matches none of them.
     """
     listed = f"(agents: {', '.join(agents)})"
     for name, policy in team.items():

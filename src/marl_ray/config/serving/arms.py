@@ -68,8 +68,8 @@ class ArmConfig(Config):
     gpus: NonNegativeFloat = 0.0
     """With `placement: deployment`: GPUs of each of them."""
     allow_rolled_back: bool = False
-    """Accept a bundle that another experiment has rolled back; the audit keeps this. It cannot revive an arm that this
-    experiment has rolled back."""
+    """Accept a bundle that another experiment has rolled back; the audit keeps this. The key cannot revive an arm that
+    this experiment has rolled back."""
 
     @property
     def reference(self) -> str:

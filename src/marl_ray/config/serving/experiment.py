@@ -62,7 +62,7 @@ class ExperimentConfig(Config):
     autostart: bool = True
     """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
     stages: tuple[Share, ...] = Field(default=(0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
-    """With `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
+    """With `gradual`: the treatments' share of the units, stage by stage. The treatments split it by their weights."""
     reweigh_s: PositiveFloat = 3600.0
     """With `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
     floor: Share = 0.05
@@ -88,7 +88,7 @@ class ExperimentConfig(Config):
     """With `shadow`: copies of requests under way per replica; more are dropped and counted."""
     outcome_window_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds after a unit's first exposure in which its outcome and metrics count. The unit is judged when they are over.
-    Take it longer than the slowest outcome of any arm. It cannot change once the experiment has units."""
+    Take it longer than the slowest outcome of any arm. The window cannot change once the experiment has units."""
     missing: Missing = "exclude"
     """Value that a unit counts with whose window ends without an outcome: a number, or `exclude` (it does not count; a
     test then watches whether the arms' units report equally often)."""

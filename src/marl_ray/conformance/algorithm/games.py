@@ -88,7 +88,7 @@ class GameRules:
     def move(self, state: int, actions: tuple[int, ...]) -> StepResult:
         """Return the state, reward and costs after a step.
 
-        They grow with the share of agents that play 1, and with combinations.
+        Reward and costs grow with the share of agents that play 1, and with combinations.
         """
         time, bit = (0, 0) if state == 0 else (1, state - 1)
         deciding = self.decisions(time)

@@ -194,7 +194,7 @@ def implied_cost(old: Any, new: Any) -> float:
 def row_weight(game_run: GameRun) -> Callable[[int], float]:
     """Return the weight that the loss gives to a decision of a row, by the row's number of decisions.
 
-    It is that of the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss.
+    The weight is that of the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss.
     """
     hyper = game_run.config.hyper_of(POLICY_NAMES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"

@@ -196,7 +196,7 @@ def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
 def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
     """Check that `kl_coef` in the loss pulls the policy to the reference where nothing is earned.
 
-    It is checked with every estimator that is taken.
+    Every estimator that is taken is checked.
     """
     for estimator in learner_access.choices("kl_estimator"):
         penalty = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}

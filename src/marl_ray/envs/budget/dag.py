@@ -194,8 +194,8 @@ def best_expected_reward(budget: float) -> float:
 def best_capped_reward(limit: float) -> float:
     """Return the greatest expected reward of any policy none of whose episodes costs more than `limit`.
 
-    It is computed by dynamic programming over the sub-tasks left and the budget left. Raises MarlRayError if even the
-    cheapest plan costs more.
+    The reward is computed by dynamic programming over the sub-tasks left and the budget left. Raises MarlRayError if
+    even the cheapest plan costs more.
     """
     _check_budget(limit)
 

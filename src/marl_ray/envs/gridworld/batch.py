@@ -21,6 +21,8 @@ class GridworldBatch(EnvBatch):
 
     Each copy's `World` draws its layouts and plays the steps that use objects (a key, ball or box taken or dropped, a
     door or box toggled, a door passed); its memory is a part of the arrays here, where compiled code plays the rest.
+
+    Raises MarlRayError if the environment has costs and `signals` is not 1.
     """
 
     def __init__(self, config: EnvConfig, copies: int, groups: Sequence[Sequence[str]], signals: int = 1):

@@ -193,7 +193,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
     def handle_actions(self, actions: dict[int, int]) -> dict[int, float]:
         """Move the agents in random order, and return the rewards by agent.
 
-        It draws and does exactly what the package's method does.
+        The draws and moves are exactly those of the package's method.
         """
         count, reward = self.num_agents, self._reward()
         moves, rewards = np.array([actions[i] for i in range(count)]), np.zeros(count)

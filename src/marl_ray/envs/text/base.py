@@ -319,7 +319,7 @@ def find_tasks(
 ) -> tuple[tuple[T, ...], tuple[T, ...]]:
     """Return the training and held-out tasks of an environment.
 
-    They are read from files, or made for a split where no file is given. Of `data` the share `held_out` is held
+    The tasks are read from files, or made for a split where no file is given. Of `data` the share `held_out` is held
     out, unless `test_data` is what is held out. Raises ValueError for arguments that make no sense, MarlRayError
     as `read` does.
     """

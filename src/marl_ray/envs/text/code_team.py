@@ -64,6 +64,8 @@ class CodeTeam(TextEnv):
     The answer that `reward` pays for is the last program, empty if there is none.
 
     Metrics: `pass` (all hidden tests), `hidden`, `public`: fractions at the end; `first`: `pass` of the first program.
+
+    Raises ValueError naming the option whose value is not one of these.
     """
 
     metadata = {"name": "code_team", "render_modes": [], "is_parallelizable": False}

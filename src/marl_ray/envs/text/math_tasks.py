@@ -32,6 +32,8 @@ class MathTasks(TextEnv):
     cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
 
     Metrics: `pass`, 1.0 or 0.0.
+
+    Raises ValueError if `tolerance` is negative.
     """
 
     metadata = {"name": "math", "render_modes": [], "is_parallelizable": False}
@@ -69,7 +71,7 @@ class MathTasks(TextEnv):
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Return the right answers to the first `count` training tasks of the order that `seed` gives.
 
-        They are the solutions where the data has them. Each says its answer as `math_reward` reads it; otherwise
+        The answers are the solutions where the data has them. Each says its answer as `math_reward` reads it; otherwise
         MarlRayError names the task.
         """
         result = []

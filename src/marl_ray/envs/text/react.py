@@ -49,6 +49,8 @@ class React(TextEnv):
         what the agent gave to the tool `answer`, empty if nothing.
 
     Metrics: `pass`, 1.0 or 0.0; `answered`; `calls`, runs of tools; `problems`, turns without a working call.
+
+    Raises ValueError naming the option whose value makes no sense, or does not fit the others.
     """
 
     metadata = {"name": "react", "render_modes": [], "is_parallelizable": False}

@@ -98,8 +98,8 @@ def _kind_of(element: ShownElement) -> str:
 def _match_name(name: str, intent: str) -> tuple[float, float, float, float]:
     """Return four numbers that say how a name occurs in the task, all 0 if it has no word.
 
-    They are: whether it stands in quotes (a half if only upper and lower case differ), whether it stands in full, the
-    share of its words that are there, and how late it comes.
+    The numbers are: whether it stands in quotes (a half if only upper and lower case differ), whether it stands in
+    full, the share of its words that are there, and how late it comes.
     """
     words, intent_words = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
     if not words:

@@ -153,9 +153,9 @@ class BrowserEnv(TextEnv):
         the first and the last case the pages are scored as the agent left them. An action that cannot be read or done is no
         end: the page is read again, and the next prompt says why.
 
-        An error of the page or the browser ends the episode with a score of 0. It is a `site_fault` where the episode was
-        over and only its scoring failed, in a browser that still works, and else a `page_fault`: the agent may have caused
-        that. Costs, history and recording have the step in every case.
+        An error of the page or the browser ends the episode with a score of 0. The ending is a `site_fault` where the
+        episode was over and only its scoring failed, in a browser that still works, and else a `page_fault`: the agent
+        may have caused that. Costs, history and recording have the step in every case.
         """
         begun, session, recording = time.monotonic(), self.session, self.recording
         note = ""

@@ -66,6 +66,8 @@ class MiniWob(BrowserEnv):
         `observation_limit` 4000.
 
     Score: 1.0 where the page pays its whole reward, without its discount by time.
+
+    Raises ValueError naming the option whose value is not one of these.
     """
 
     metadata = {"name": "miniwob", "render_modes": [], "is_parallelizable": False}

@@ -82,8 +82,8 @@ class Problem(ABC):
     def visible_task(self) -> CodeTask:
         """The tests that a policy may know, as public ones.
 
-        They are those that the prompt shows or that the file calls public. The task's hidden tests are placeholders and
-        no tests of this problem.
+        These tests are those that the prompt shows or that the file calls public. The task's hidden tests are
+        placeholders and no tests of this problem.
         """
         return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
 
@@ -118,7 +118,7 @@ class Benchmark:
     """Split -> predicate that selects its problems; the first split is taken when none is asked for."""
     filters_references: bool = False
     """True if problems whose own references all fail are left out, and counted."""
-    same_id: Callable[[str], str] = lambda task_id: task_id
+    canonical_id: Callable[[str], str] = lambda task_id: task_id
     """Function that maps every way to write a task id to the file's way."""
     data: str | None = None
     """Source of the problems when no `--data` is given."""
@@ -168,7 +168,7 @@ def parse_python(code: str) -> ast.Module:
 
 
 def unique_problems(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
-    """Return the problems as a tuple. Raises MarlRayError if a task id occurs twice or there is no problem."""
+    """Return the problems as a tuple. Raises MarlRayError naming the row whose task id an earlier one has."""
     places: dict[str, str] = {}
     problems_of_rows = []
     for row, problem in problems:

@@ -1,8 +1,8 @@
 """BigCodeBench (Zhuo et al. 2024, arXiv 2406.15877): functions that use libraries.
 
-It has 1,140 problems, each with tests of unittest. They are run here, and calibrated as
-`code_prompt + "\\n    pass\\n" + solution`. The tests patch modules of the program under
-test, so they cannot run in another process. The verdict is therefore of lower trust: good for evaluation, never a reward.
+It has 1,140 problems, each with tests of unittest. A sample is calibrated, as officially: the tests run on
+`code_prompt + "\\n    pass\\n" + solution`. The tests patch modules of the program under test, so they cannot run in
+another process. The verdict is therefore of lower trust: good for evaluation, never a reward.
 """
 
 import ast
@@ -42,8 +42,8 @@ STACK_BYTES = 10 << 20
 OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
 """Task numbers, among the 300 that use the standard library alone, whose references cannot pass here.
 
-They need a network or another machine, or take longer than a minute anywhere. Running the references finds those that
-the sandbox itself forbids.
+These problems need a network or another machine, or take longer than a minute anywhere. An evaluation finds those that
+the sandbox itself forbids by running the references.
 """
 SUSPICIOUS_NAMES = (
     "_getframe",

@@ -1,8 +1,8 @@
 """CodeContests (Li et al. 2022, arXiv 2203.07814): programs that read stdin and print.
 
-A program meets all public, private and generated tests. Its tokens are compared as officially, and stdin is a regular
-file. One run of a test serves both modes: official looks at the output alone, as the C++ does; hardened also wants the
-program to have ended well.
+A program meets all public, private and generated tests. The tokens of its output are compared as officially, and stdin
+is a regular file. One run of a test serves both modes: official looks at the output alone, as the C++ does; hardened
+also wants the program to have ended well.
 """
 
 import json
@@ -35,13 +35,13 @@ PYTHON3_NUMBER = 3
 MAX_REFERENCES = 3
 """Number of a problem's Python 3 solutions that are tried before the problem is left out."""
 MIN_MEMORY_BYTES = 1 << 30
-"""Least address space of a program. It is ours: Python with numpy needs more than some problems allow."""
+"""Minimum address space of a program, our own choice: Python with numpy needs more than some problems allow."""
 EXTRA_MEMORY_BYTES = 32 << 20
 """Address space beyond a problem's limit, for the interpreter: as `CreateSandboxWithFds` of tester_sandboxer.cc has it."""
 WALL_FACTOR = 3.0
 """Ratio of the wall-clock limit to the CPU limit. The official 30 turns ten CPU seconds into five minutes of sleep."""
 MIN_OUTPUT_BYTES = 1 << 20
-"""Least size of stdout that a program may write, if twice the expected output is not more. It is ours."""
+"""Bytes that a program may write to stdout where twice the expected output is less, our own choice."""
 
 
 class Tests(BaseModel):
@@ -89,7 +89,7 @@ class ContestRecord(BenchmarkRecord):
 
 
 class FusionRecord(BenchmarkRecord):
-    """A line of SandboxFusion's sample: some fields are JSON in strings. It has no solutions."""
+    """A line of SandboxFusion's sample: some fields are JSON in strings, and none has solutions."""
 
     content: str
     labels: str

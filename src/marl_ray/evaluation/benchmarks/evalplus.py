@@ -37,14 +37,14 @@ from marl_ray.stored_files.record_files import FileRow, read_record
 MIN_S, REFERENCE_FACTOR, TASK_S = 1.0, 4.0, 60.0
 """Minimum seconds of an input, multiple of the reference's seconds, and maximum seconds of all base or all plus inputs.
 
-They are those of evalplus 0.3.1: the first two of its config.py, the last of its eval/__init__.py.
+All are those of evalplus 0.3.1: the first two of its config.py, the last of its eval/__init__.py.
 """
 REFERENCE_S = 60.0
-"""CPU seconds of the reference on all base or all plus inputs. It is ours: evalplus runs its references without a limit."""
+"""CPU seconds of the reference on all base or all plus inputs, our own choice: evalplus sets no limit."""
 MEMORY_BYTES = 4 << 30
 """Limit of the address space: the 4 GiB that eval/__init__.py of evalplus 0.3.1 takes by default."""
 OUTPUT_BYTES = 256 << 20
-"""Maximum size of the encoded outputs of a reference. It is ours: evalplus keeps them in its own process."""
+"""Maximum bytes of the encoded outputs of a reference, our own choice: evalplus keeps them in its own process."""
 TEST_PARTS = ("base", "plus")
 _EXISTENCE_WRAPPER = """
 
@@ -212,7 +212,7 @@ _CONVERSIONS = {number: change for change, numbers in _CONVERTED_TASKS for numbe
 def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
     """Return the inputs of an MBPP+ task, of which JSON lacks tuples, sets and complex numbers.
 
-    They are converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does it. Raises TypeError,
+    The inputs are converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does it. Raises TypeError,
     ValueError, IndexError or AttributeError for inputs of another form.
     """
     change = _CONVERSIONS.get(number)
@@ -254,7 +254,7 @@ def _is_python(line: str) -> bool:
         return False
 
 
-def _same_id(prefix: str, task_id: str) -> str:
+def _canonical_id(prefix: str, task_id: str) -> str:
     id_prefix, _, number = task_id.rpartition("/")
     return f"{prefix}/{number}" if id_prefix.lower() in ("", prefix.lower()) else task_id
 
@@ -271,7 +271,7 @@ def _benchmark(name: str, title: str, prefix: str, stop: tuple[str, ...], known:
         timeout_s=TASK_S,
         ks=(1, 10, 100),
         known_digests=known,
-        same_id=partial(_same_id, prefix),
+        canonical_id=partial(_canonical_id, prefix),
         writes="completion",
         stop=stop,
         notes="base and plus inputs, compared with the reference as evalplus does",

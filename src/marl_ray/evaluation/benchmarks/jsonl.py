@@ -31,7 +31,7 @@ from marl_ray.stored_files.record_files import FileRow, read_record
 
 
 class OwnRecord(CodeRecord):
-    """A line of the file. It must have a `task_id`, because samples name their problem by it."""
+    """A line of the file, with a `task_id`, because samples name their problem by it."""
 
     task_id: str
 

@@ -168,7 +168,7 @@ def _entry_point(code: str, tests: Sequence[str], where: str) -> str:
     return called[0]
 
 
-def _same_id(task_id: str) -> str:
+def _canonical_id(task_id: str) -> str:
     prefix, _, number = task_id.rpartition("/")
     return f"Mbpp/{number}" if prefix.lower() in ("", "mbpp") else task_id
 
@@ -198,7 +198,7 @@ MBPP = Benchmark(
     ks=(1, 10, 100),
     known_digests={"ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f": "974 problems"},
     splits=SPLITS,
-    same_id=_same_id,
+    canonical_id=_canonical_id,
     hub=("google-research-datasets/mbpp", "full", ("prompt", "test", "validation", "train")),
     writes="completion",
     stop=(DONE_MARK,),

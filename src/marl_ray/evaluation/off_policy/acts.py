@@ -60,9 +60,9 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
     """Return the mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
     The model predicts a unit's outcome from its first observations, with the same prediction for the logged actions and
-    for the bundle's. So it removes the variance between starts, and the weights must be right. It is fitted with the
-    importance weights, so that it tends to the bundle's outcome from a start, and across five folds of units, so that
-    no unit is predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
+    for the bundle's. So it removes the variance between starts, and the weights must be right. The model is fitted with
+    the importance weights, so that it tends to the bundle's outcome from a start, and across five folds of units, so
+    that no unit is predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
     """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _drawn_units(logged)
@@ -74,8 +74,9 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
 def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
     """Return the log importance weights of units, (units,).
 
-    They are sums of target - behaviour log-probabilities over own decisions of stochastic acts. Raises MarlRayError if
-    a continuous action lies at its bound: the log does not hold the chance that the action was clipped to it.
+    The weights are sums of target - behaviour log-probabilities over own decisions of stochastic acts. Raises
+    MarlRayError if a continuous action lies at its bound: the log does not hold the chance that the action was clipped
+    to it.
     """
     sums = np.zeros(len(logged.units))
     for name, batch in logged.policies.items():

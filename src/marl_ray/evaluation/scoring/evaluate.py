@@ -74,7 +74,7 @@ def choose_ks(counts: Mapping[str, int], ks: Sequence[int] | None, default: Sequ
     return tuple(sorted(set(ks)))
 
 
-def task_of(options: ScoringOptions) -> ScoringTask:
+def read_task(options: ScoringOptions) -> ScoringTask:
     """Read and check everything but samples.
 
     Raises FieldError naming the option, or MarlRayError naming the file and line.
@@ -101,10 +101,10 @@ def prepare_evaluation(
 ) -> EvaluationPlan:
     """Read and check everything that an evaluation needs.
 
-    `task` is the result of `task_of`, if it was called before; `samples_description` describes the samples, if that is
+    `task` is the result of `read_task`, if it was called before; `samples_description` describes the samples, if that is
     known. Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
-    task = task or task_of(options)
+    task = task or read_task(options)
     scored = task.benchmark
     data = task.data
     modes = task.modes

@@ -89,9 +89,9 @@ def _scores(problems: Mapping[str, JsonMapping], name: str, ks: Sequence[int]) -
 
 
 def _problem(rows: Sequence[JsonMapping], extra_scores: Mapping[Mode, Sequence[str]], ks: Sequence[int]) -> JsonObject:
-    """Compute the number of samples that passed, and pass@k, for each mode.
+    """Compute the number of samples that passed, and pass@k, for each mode and each further score of a mode.
 
-    Both are computed too for each mode with each extra_scores score (`official base`).
+    `extra_scores` names these scores; the one named `base` of the mode `official` is called `official base`.
     """
     correct: dict[str, int] = {}
     for mode, names in extra_scores.items():
@@ -184,15 +184,20 @@ def aggregate(
     """
     groups, parts = [], {}
     for folder, weight in folders.items():
+        path = folder / REPORT_FILE
         try:
-            report = json.loads((folder / REPORT_FILE).read_bytes())
-            groups.append(np.array([p[mode][number] for p in report["problems"].values() if mode in p["passed"]]))
-            parts[f"{report['evaluation']['variant']} [{folder}]"] = (report["scores"][mode][number]["value"], weight)
+            report = json.loads(path.read_bytes())
         except OSError as error:
-            raise MarlRayError(f"{folder / REPORT_FILE}: cannot be read: {error.strerror}") from error
+            raise MarlRayError(f"{path}: cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise MarlRayError(f"{folder / REPORT_FILE}: not JSON") from error
-        except (KeyError, TypeError) as error:
-            raise MarlRayError(f"{folder / REPORT_FILE}: has no {number} of mode {mode}") from error
+            raise MarlRayError(f"{path}: not JSON") from error
+        try:
+            scores = [float(p[mode][number]) for p in report["problems"].values() if mode in p["passed"]]
+            value = float(report["scores"][mode][number]["value"])
+            variant = report["evaluation"]["variant"]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise MarlRayError(f"{path}: has no {number} of mode {mode}") from error
+        groups.append(np.array(scores))
+        parts[f"{variant} [{folder}]"] = value, weight
     total = problem_bootstrap(groups, list(folders.values()))
     return total, parts

@@ -1,7 +1,7 @@
 """The folder of an evaluation: its manifest, its report, and every result as soon as it is known.
 
 evaluation.json   benchmark, data, samples, limits: they may not change when the evaluation is continued
-results.jsonl     one line a sample, appended and synced; a line that a kill cut short is dropped
+results.jsonl     one line a sample, appended and synced; a line that a kill left incomplete is dropped
 report.json, report.md
 """
 

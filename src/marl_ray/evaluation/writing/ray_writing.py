@@ -78,18 +78,34 @@ class _RayWriters:
     def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the manifest that `SampleWriter.manifest` describes.
 
-        Actors that still wait for a place when it returns get no work. Raises MarlRayError if none is ready in time.
+        Actors that have died, or that still wait for a place when this returns, get no work. Raises MarlRayError if none is
+        ready in time.
         """
         import ray
+        from ray.exceptions import RayActorError
 
         calls = {actor.manifest.remote(problems): actor for actor in self.actors}
-        done, _ = ray.wait(list(calls), num_returns=1, timeout=START_S)
-        if not done:
-            raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
-        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=PATIENCE_S)
-        self._ready = [calls[reference] for reference in done]
-        manifest: JsonObject = _get_result(done[0])
-        return manifest
+        waiting, deadline = list(calls), time.monotonic() + START_S
+        manifest: JsonObject = {}
+        death: RayActorError | None = None
+        self._ready = []
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                break
+            try:
+                manifest = _get_result(done[0])
+            except RayActorError as error:
+                death = error
+                continue
+            if not self._ready:
+                deadline = time.monotonic() + PATIENCE_S
+            self._ready.append(calls[done[0]])
+        if self._ready:
+            return manifest
+        if death is not None and not waiting:
+            raise MarlRayError(f"evaluate: every actor died while it read the bundle: {one_line(death)}") from death
+        raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
         """Yield samples as `SampleWriter.write` does. The batch of an actor that dies goes to the others.

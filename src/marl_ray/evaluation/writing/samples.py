@@ -50,7 +50,7 @@ def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...])
     samples = []
     for row in read_records(path, data):
         task_id, source = _read_sample(row)
-        task_id = benchmark.same_id(task_id)
+        task_id = benchmark.canonical_id(task_id)
         if task_id not in by_id:
             raise MarlRayError(f"{row.where}: task_id {task_id!r} is not among the {len(problems)} problems")
         samples.append(Sample(by_id[task_id], counts[task_id], source))

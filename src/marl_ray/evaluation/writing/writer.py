@@ -32,7 +32,7 @@ THREADS = 32
 TURN_S = 600.0
 """Seconds that a turn of an environment may take."""
 Turns = Generator[tuple[str, str], str | None, None]
-"""A generator of turns, each as (agent, prompt). It is sent None at first, and then each response."""
+"""A generator of turns, each as (agent, prompt). The generator is sent None at first, and then each response."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Conversation:
     """True if the last response ended by itself."""
     shortened: bool = False
     """True if the middle of a prompt was left out because the prompt did not fit."""
-    cut: bool = False
+    is_truncated: bool = False
     """True if the conversation is over because the next prompt is too long even when shortened."""
 
     def take_next_turn(self) -> None:
@@ -60,7 +60,7 @@ class Conversation:
 
         Raises MarlRayError naming the task whose environment failed.
         """
-        if self.cut:
+        if self.is_truncated:
             self.agent = None
             return
         try:
@@ -75,7 +75,7 @@ class Writer:
     """Language models that answer the problems of a benchmark in this process."""
 
     def __init__(self, request: WritingRequest, benchmark: Benchmark, authors: WriterPolicies | None = None):
-        """Choose the kind of answer, if the request does not. Without `authors` they are those of the request's bundle.
+        """Choose the kind of answer, if the request does not. Without `authors` the request's bundle answers.
 
         A code team writes a `solution`, or an `output` if it was trained to write fenced blocks; a policy with a chat
         template writes an `output`; any other writes what the benchmark's definition says (`Benchmark.writes`).
@@ -209,9 +209,8 @@ class Writer:
             if conversation.prompt not in encoded:
                 encoded[conversation.prompt] = self._fit_prompt(name, conversation.prompt)
             if (fitted := encoded[conversation.prompt]) is None:
-                conversation.cut = (
-                    True  # the first prompt fits, but a team's later responses may make the next too long
-                )
+                # The first prompt fits, but a team's later responses may make the next one too long.
+                conversation.is_truncated = True
                 continue
             conversation.shortened |= fitted[1]
             number = sum(agent == conversation.agent for agent, _ in conversation.responses)
@@ -234,7 +233,7 @@ class Writer:
 
     def _row(self, conversation: Conversation) -> Row:
         raw = next(text for agent, text in reversed(conversation.responses) if agent == self.author)
-        text = _cut_at_stop(raw, self.benchmark.stop) if self.kind == "completion" else raw
+        text = _text_before_stop(raw, self.benchmark.stop) if self.kind == "completion" else raw
         row: Row = {
             "what": "sample",
             "task_id": conversation.problem.task_id,
@@ -247,7 +246,7 @@ class Writer:
             "tokens": conversation.tokens,
             "ended": conversation.ended,
             "shortened": conversation.shortened,
-            "cut": conversation.cut,
+            "cut": conversation.is_truncated,
         }
 
 
@@ -292,6 +291,6 @@ def _take_next_turns(conversations: Sequence[Conversation]) -> None:
         raise MarlRayError(f"{conversations[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
 
 
-def _cut_at_stop(text: str, stops: Sequence[str]) -> str:
+def _text_before_stop(text: str, stops: Sequence[str]) -> str:
     """Return the text before the first stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

@@ -65,7 +65,7 @@ class AssignmentTable:
     def assign(self, unit: str) -> Assignment:
         """Return the unit's arm.
 
-        It is the same for the same salt, weights and unit in every process and on every machine.
+        The arm is the same for the same salt, weights and unit in every process and on every machine.
         """
         key = unit.encode()
         best, winner = math.inf, ""
@@ -199,8 +199,8 @@ def is_in_share(salt: str, share: float, unit: str) -> bool:
 def is_held_out_unit(endpoint: str, share: float, unit: str) -> bool:
     """Return True if the unit is in the endpoint's hold-out of this share (0 to 1).
 
-    It does not depend on the experiments that the endpoint has. A larger share only adds units; places are independent
-    of everything else.
+    The answer does not depend on the experiments that the endpoint has. A larger share only adds units; places are
+    independent of everything else.
     """
     return _place(b"holdout", endpoint, unit) < share
 

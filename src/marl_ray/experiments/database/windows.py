@@ -22,14 +22,14 @@ WINDOW_S = 600.0
 GRACE_S = 1.0
 """Seconds after a window until its unit is judged.
 
-They are more than any SQLite transaction takes from its reading of the clock to its end.
+The wait is longer than any SQLite transaction takes from its reading of the clock to its end.
 """
 
 
 def grace_s(window_s: float) -> float:
     """Return the seconds between the end of a unit's window and its judgement.
 
-    They are `GRACE_S`, but never more than the window.
+    The wait is `GRACE_S`, but never longer than the window.
     """
     return min(GRACE_S, window_s)
 

@@ -48,11 +48,11 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
 def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
     """Summarise the ratio of two sums, such as errors per step, whose events belong to units.
 
-    The ratio R is the sum of `numerators` over that of `denominators`. Both are sums per unit (n,), where the unit is what
-    was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv 1803.06336): R varies like the mean of R + (N_i - R
-    D_i) / mean(D). The summary counts units, its mean is R, and its variance that of these terms; every test takes it like
-    any other. It is good once no few units dominate R.
-    Raises MarlRayError for sequences of unequal length, and for denominators whose sum is not positive.
+    The ratio R is the sum of `numerators` over that of `denominators`. Both are sums per unit (n,), where the unit is
+    what was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv 1803.06336): R varies like the mean of R +
+    (N_i - R D_i) / mean(D). The summary counts units, its mean is R, and its variance that of these terms; every test
+    takes it like any other. The approximation is good once no few units dominate R. Raises MarlRayError for sequences
+    of unequal length, and for denominators whose sum is not positive.
     """
     n, total = len(numerators), float(denominators.sum())
     if len(denominators) != n:

@@ -101,9 +101,10 @@ def nearer_end(
 ) -> float:
     """Return the value that a missing outcome has at one end of its range, at the least cost.
 
-    It is `furthest`, or a number between it and the mean that costs less. A distance d from the mean costs what chance makes
-    of it, d times the error of the shares that report, and what of an excess may lie beyond, s^2 / (4 d) at most. `reported`
-    are the reported values' moments, `pair` and `reports` the observations of the metric and of whether it is reported.
+    The value is `furthest`, or a number between it and the mean that costs less. A distance d from the mean costs what
+    chance makes of it, d times the error of the shares that report, and what of an excess may lie beyond, s^2 / (4 d)
+    at most. `reported` are the reported values' moments, `pair` and `reports` the observations of the metric and of
+    whether it is reported.
     """
     if reported.n < 2 or not reported.squares > 0:
         return furthest

@@ -38,8 +38,9 @@ class ExposureGate(NamedTuple):
 def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyValue:
     """Return the self-normalised importance sampling estimate over n episodes.
 
-    It is sum w r / sum w (Swaminathan, Joachims, NeurIPS 2015); `log_weights` and `rewards` are (n,). Variance by the delta
-    method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards (adding 1 to all adds 1), bias of order 1 / effective.
+    The estimate is sum w r / sum w (Swaminathan, Joachims, NeurIPS 2015); `log_weights` and `rewards` are (n,).
+    Variance by the delta method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards (adding 1 to all adds 1), bias
+    of order 1 / effective.
     """
     weights, scale = _weights(log_weights, rewards)
     total, effective = float(weights.sum()), _effective_size(weights)
@@ -55,11 +56,11 @@ def doubly_robust(
 ) -> PolicyValue:
     """Return the doubly robust estimate over n episodes.
 
-    It is the mean of target_model + w (r - logged_model). Source: Dudik, Langford, Li, arXiv 1103.4601. All arrays are
-    (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the logged actions,
-    `target_model` its mean over the target's actions. The estimate is right if the weights are or if the model is; the
-    better the model, the smaller the error. The model must not be fitted on these episodes.
-    Raises MarlRayError for arrays of another shape than the rewards, or with numbers that are not finite.
+    The estimate is the mean of target_model + w (r - logged_model). Source: Dudik, Langford, Li, arXiv 1103.4601. All
+    arrays are (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the logged
+    actions, `target_model` its mean over the target's actions. The estimate is right if the weights are or if the model
+    is; the better the model, the smaller the error. The model must not be fitted on these episodes. Raises MarlRayError
+    for arrays of another shape than the rewards, or with numbers that are not finite.
     """
     weights, scale = _weights(log_weights, rewards)
     for name, values in {"logged_model": logged_model, "target_model": target_model}.items():

@@ -13,8 +13,8 @@ With b's share in the difference
     psi_b = (y_b - mean_t) / n_t in the treatment, -(y_b - mean_c) / n_c in the control,
 
 (times its stratum's weight) it is the sum over groups of squared group totals of psi (in pairs with one block of each
-arm: the paired test's). It is smaller than the two-sample variance where neighbours are alike, and larger where one is
-high because the other was low.
+arm: the paired test's). This variance is smaller than the two-sample variance where neighbours are alike, and larger
+where one is high because the other was low.
 """
 
 import math
@@ -92,9 +92,9 @@ def _combine_strata(shares: list[float], parts: list[Summary], variances: list[f
 def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
     """Apply `pool_strata` to both arms' blocks, with the variance of a difference computed by groups.
 
-    The variances are scaled so that s_t^2 / n_t + s_c^2 / n_c is that variance. It is raised by one of its standard errors,
-    so that its noise spends no alpha. With fewer than `MIN_GROUPS` groups it is never below the two-sample variance: so few
-    groups cannot show that neighbours are alike.
+    The variances are scaled so that s_t^2 / n_t + s_c^2 / n_c is that variance. This variance is raised by one of its
+    standard errors, so that its noise spends no alpha. With fewer than `MIN_GROUPS` groups it is never below the
+    two-sample variance: so few groups cannot show that neighbours are alike.
     """
     usable = [(left, right) for left, right in strata if left and right]
     summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in usable]

@@ -72,7 +72,7 @@ class EvidenceStore:
     def next_judged(self, record: ExperimentRecord) -> float | None:
         """Return the moment at which the next unit of the experiment is judged.
 
-        It is in seconds since 1970, by the database's clock; None if no stored unit is within its window.
+        The moment is in seconds since 1970, by the database's clock; None if no stored unit is within its window.
         """
         settings, moment, units = look_settings(record.config), self._database.settled_at(), schema.exposures.c
         after = judged_until(settings, moment)

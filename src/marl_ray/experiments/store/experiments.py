@@ -351,8 +351,8 @@ class ExperimentStore:
     def production(self, endpoint: str) -> Production | None:
         """Return the bundle that serves the endpoint's units that are in no experiment.
 
-        It is the winner of the newest experiment there if it has been promoted, else its control. None for an endpoint that
-        has never had an experiment.
+        The bundle is the winner of the newest experiment there if it has been promoted, else its control. None for an
+        endpoint that has never had an experiment.
         """
         experiments = schema.experiments.c
         newest = sa.select(experiments.name).where(experiments.endpoint == endpoint)

@@ -31,7 +31,7 @@ class Notices:
     def due_changes(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
         """Return the due changes that nobody has claimed, the oldest first, each with its number of attempts.
 
-        They are changes of these experiments after `since` (seconds since 1970), at most `MAX_DUE_CHANGES` of them.
+        The changes are of these experiments after `since` (seconds since 1970), at most `MAX_DUE_CHANGES` of them.
         """
         audit, notices = schema.audit, schema.notices.c
         query = (

@@ -84,9 +84,9 @@ def allowed_arms(
 ) -> dict[str, str]:
     """Return the arms whose weights another experiment has rolled back: arm -> that experiment.
 
-    They serve these weights with the config's permission: the arms have weight, and their bundle, or the same weights in
-    another bundle, were rolled back elsewhere. Arms that `before` (the arms of the earlier config) already permitted are
-    left out. Raises MarlRayError for such an arm without `allow_rolled_back`.
+    The arms serve these weights with the config's permission: the arms have weight, and their bundle, or the same
+    weights in another bundle, were rolled back elsewhere. Arms that `before` (the arms of the earlier config) already
+    permitted are left out. Raises MarlRayError for such an arm without `allow_rolled_back`.
     """
     own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
     same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)

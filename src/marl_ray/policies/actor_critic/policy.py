@@ -84,8 +84,8 @@ class ActorCritic(nn.Module):
     def forward(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the raw action parameters (U, P), then each critic's values, (V, heads) or (V, heads * signals).
 
-        `inputs` are the actor's values and columns, then the critics'. They are plain tensors, because FSDP2 looks for
-        tensors among the arguments.
+        `inputs` are the actor's values and columns, then the critics'. All of them are plain tensors, because FSDP2
+        looks for tensors among the arguments.
         """
         actor_values, actor_columns, critic_values, critic_columns = inputs
         return (

@@ -99,7 +99,7 @@ class Bundle(BaseBundle):
     def _categories(self) -> dict[str, np.ndarray]:
         """Agent -> number of categories of each entry of its observation.
 
-        It has only the agents whose observation is a row of categories that count from zero.
+        The mapping has only the agents whose observation is a row of categories that count from zero.
         """
         categories = {}
         for agent, policy in self.agents.items():
@@ -220,7 +220,7 @@ class Bundle(BaseBundle):
     def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Return the natural log-probabilities with which a policy takes given actions, (N,).
 
-        They are densities for continuous actions. The arguments have the form that `Trajectories` have: `rows` (N, D)
+        For continuous actions these are densities. The arguments have the form that `Trajectories` have: `rows` (N, D)
         flat observations, `actions` (N, *shape) with choices counted from zero, `allowed` (N, choices) bool. An action
         that is not allowed has about -1e9.
         """

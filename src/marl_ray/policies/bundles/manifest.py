@@ -103,7 +103,7 @@ class _BaseManifest(BaseModel):
     def weights_sha256(self) -> str:
         """sha256 (hex) of the weights that every agent plays with.
 
-        It does not depend on the run that wrote them, nor on the names of policies and files.
+        The hash does not depend on the run that wrote them, nor on the names of policies and files.
         """
         weights = {agent: self._weights_of(policy) for agent, policy in self.agents.items()}
         return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
@@ -243,7 +243,7 @@ def _naming_reference(reference: str, uri: str) -> Iterator[None]:
 def _suggest_reference(reference: str, uri: str) -> str:
     """Return the end of an error about a bundle that the registry does not have.
 
-    It names models, or the versions of the model that is there; it is empty if the registry has the bundle, or no
+    The text names models, or the versions of the model that is there; it is empty if the registry has the bundle, or no
     model at all.
     """
     name, version, *_ = [*re.split("[/@]", reference.removeprefix(REGISTRY_PREFIX)), ""]

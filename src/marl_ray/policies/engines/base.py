@@ -132,7 +132,7 @@ def checked_generation(
 ) -> GenerationConfig:
     """Return the settings with which these prompts are answered.
 
-    They are the policy's, unless others are given. Raises MarlRayError for a prompt that cannot be answered.
+    The settings are the policy's, unless others are given. Raises MarlRayError for a prompt that cannot be answered.
     """
     settings = generation or policy.generation
     for prompt in prompts:

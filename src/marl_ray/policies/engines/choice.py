@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def has_weights(generation: GenerationConfig) -> bool:
     """Return True if the engine that `generation` names has a policy's weights itself.
 
-    It then needs no copy of them beside it. Raises MarlRayError if there is no such engine.
+    Such an engine needs no copy of them beside it. Raises MarlRayError if there is no such engine.
     """
     has = getattr(_engine_of(generation), "has_weights", None)
     return has is not None and bool(has(generation))
@@ -25,8 +25,8 @@ def has_weights(generation: GenerationConfig) -> bool:
 def make_engine(policy: "TokenPolicy") -> Engine:
     """Return the engine that `policy.generation.engine` names.
 
-    It samples from the policy's weights as they are at the time of a call, so a refresh in place needs no new engine.
-    Raises MarlRayError where the engine cannot run here.
+    The engine samples from the policy's weights as they are at the time of a call, so a refresh in place needs no new
+    engine. Raises MarlRayError where the engine cannot run here.
     """
     return _engine_of(policy.generation)(policy)
 

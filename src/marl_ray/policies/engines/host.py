@@ -110,9 +110,9 @@ class EngineHost(Protocol):
     def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
         """Load changed weights as `version`, or, if they are not `complete`, a part of that version.
 
-        They have the names of `policy.lm`'s parameters with or without its adapters. Raises MarlRayError for a version
-        that is not newer, for a tensor that the model lacks or has in another type or shape, and while responses are
-        being written, which would mix two versions.
+        The weights have the names of `policy.lm`'s parameters with or without its adapters. Raises MarlRayError for a
+        version that is not newer, for a tensor that the model lacks or has in another type or shape, and while
+        responses are being written, which would mix two versions.
         """
 
     def join(self, connection: dict[str, Any]) -> None:

@@ -38,8 +38,8 @@ class RowDecoder(Protocol):
 class ServedEngine(Protocol):
     """Writes the responses of one policy of an arm, whose weights never change.
 
-    It is made from the policy, ready when that returns, and raises MarlRayError for a policy that it cannot write for. Only
-    one thread at a time uses it, but any may call `close`.
+    The object is made from the policy, ready when that returns, and raises MarlRayError for a policy that it cannot
+    write for. Only one thread at a time uses it, but any may call `close`.
     """
 
     takes_guides: ClassVar[bool] = False

@@ -89,7 +89,10 @@ class _Draw(ContinuousBatchingLogitsProcessor):
 
 
 class PagedEngine(Engine):
-    """Writes the same tokens as the torch engine. A response is cut at its stop string after it is complete."""
+    """Writes the same tokens as the torch engine. A response is cut at its stop string after it is complete.
+
+    Raises MarlRayError for a model without continuous batching.
+    """
 
     spec = ENGINES["transformers"]
 

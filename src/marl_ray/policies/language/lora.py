@@ -75,8 +75,8 @@ def _layers_of_target(
 def _expert_layer_names(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
     """Return the last names of linear layers that peft takes for a mixture's experts or router.
 
-    They have no adapters here. transformers keeps experts as one tensor that no layer holds, and peft reads the names
-    that they once had, such as `gate_proj`, as that tensor. A shared expert's layers still have these names.
+    These layers have no adapters here. transformers keeps experts as one tensor that no layer holds, and peft reads the
+    names that they once had, such as `gate_proj`, as that tensor. A shared expert's layers still have these names.
     """
 
     def is_mistaken(name: str) -> bool:

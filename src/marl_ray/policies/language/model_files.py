@@ -1,6 +1,6 @@
 """The files of a language model.
 
-They are read at once, or into a model that was built empty, of which each worker reads its part.
+The weights are read at once, or into a model that was built empty, of which each worker reads its part.
 """
 
 import json
@@ -143,7 +143,7 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
 def empty_lm(settings: Any) -> Any:
     """Return a causal language model of a config.
 
-    Its float32 weights are on the meta device; its buffers have their numbers.
+    The float32 weights are on the meta device; the buffers have their numbers.
     """
     with init_empty_weights(include_buffers=False):
         lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)

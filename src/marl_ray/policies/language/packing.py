@@ -22,7 +22,7 @@ LENGTH_MULTIPLE = 32
 """The length of a row is a multiple of this number. In bfloat16, products of other lengths are slower, and oneDNN
 compiles a kernel per length."""
 HIDDEN_SCORE = -1e4
-"""Number that is added to the scores of hidden keys. It is finite, and so low that their weight is zero in float16 too."""
+"""Number that is added to the scores of hidden keys: finite, and so low that their weight is zero in float16 too."""
 
 
 class PackedSequences(NamedTuple):

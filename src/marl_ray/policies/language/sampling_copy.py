@@ -41,8 +41,8 @@ def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> Token
 def empty_copy(policy: TokenPolicy, device: torch.device, trained: bool = True) -> TokenPolicy:
     """Make the copy for an engine that has the weights itself.
 
-    It is all that `plain_copy` makes except for weights that are still in files, which `sampling_weights` brings. With
-    `trained` the policy will be sharded, and they are its shards.
+    The copy is all that `plain_copy` makes except for weights that are still in files, which `sampling_weights` brings.
+    With `trained` the policy will be sharded, and they are its shards.
     """
     assert policy.unread is not None
     empty = _copy_policy(policy, sampling_dtype(policy.config, device))
@@ -123,8 +123,8 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
 def sampled_weights(plain: TokenPolicy) -> dict[str, Tensor]:
     """Return the weights of the language model that samples, without its adapters.
 
-    They have the names of the model without adapters, and are in the order of `sampling_weights`. Those of an empty
-    copy are on the meta device.
+    The weights have the names of the model without adapters, and are in the order of `sampling_weights`. Those of an
+    empty copy are on the meta device.
     """
     if plain.source is None:
         return bare_weights(plain.lm)

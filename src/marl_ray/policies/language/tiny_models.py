@@ -27,8 +27,8 @@ SHAPES: dict[Preset, dict[str, Any]] = {
     "tiny-1m": {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3},
     "tiny-6m": {"hidden_size": 384, "intermediate_size": 960, "num_hidden_layers": 4},
 }
-"""Sizes of the models. They have few and wide layers, because on a CPU each layer of a small model takes about the same
-time, however narrow it is."""
+"""Sizes of the models, which have few and wide layers, because on a CPU each layer of a small model takes about the
+same time, however narrow it is."""
 HEADS: dict[Preset, tuple[int, int]] = {"tiny-0.2m": (3, 1), "tiny-1m": (6, 2), "tiny-6m": (6, 2)}
 """Numbers of heads of queries, and of keys and values; each is 32 or 64 wide."""
 

@@ -80,8 +80,8 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[in
     """Return the token ids of a prompt, at least one.
 
     With `chat` the prompt is one user message in the tokenizer's chat template, up to where the reply begins; None
-    means: with the template if there is one. Raises MarlRayError if `chat` is true and there is no template, or if the
-    prompt has no token.
+    means: with the template if there is one. Raises MarlRayError if `chat` is true and there is no template. Raises
+    FieldError if the prompt has no token.
     """
     ids = _prompt_ids(tokenizer, text, chat)
     if not ids:
@@ -144,7 +144,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequen
     """Return the token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
 
     The template is given `tools` too, if there are any. For templates that do not know the role `developer`, it becomes
-    `system`. Raises MarlRayError if the template refuses these messages, or would leave one out.
+    `system`. Raises MarlRayError if the template refuses these messages, and FieldError if it would leave one out.
     """
     facts = _facts(tokenizer)
     if "developer" in facts.dropped_roles | facts.refused_roles:

@@ -12,9 +12,9 @@ UNUSUAL_CHARACTERS = "é日\U0001f600\ue000"
 def load_tokenizer(path: str) -> Tokenizer:
     """Return the tokenizer of a folder or of a name that transformers knows.
 
-    It must have an end token, because without one every response would reach its greatest length. If it has no padding
-    token, the end token takes its place; no code of the product reads padding. Raises MarlRayError for a path without a
-    tokenizer, and for one that has no end token or cannot encode every text.
+    The tokenizer must have an end token, because without one every response would reach its greatest length. If it has
+    no padding token, the end token takes its place; no code of the product reads padding. Raises MarlRayError for a
+    path without a tokenizer, and for one that has no end token or cannot encode every text.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
@@ -50,8 +50,8 @@ def check_vocabulary(tokenizer: Tokenizer, lm: Any, path: str) -> None:
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the tokens that have no text.
 
-    They are those that the tokenizer has a name for, such as its end token, and all others that are special, such as
-    Llama 3's `<|eot_id|>`.
+    These are the tokens that the tokenizer has a name for, such as its end token, and all others that are special, such
+    as Llama 3's `<|eot_id|>`.
     """
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -126,8 +126,8 @@ def _call_format(tokenizer: Tokenizer, called: str) -> CallFormat:
 def calls_in(text: str) -> list[WrittenCall]:
     """Return the calls that a text consists of; empty if the text is something else.
 
-    It may be a JSON object with `name` and `arguments` (or `parameters`), a list of such objects, or one call with its
-    arguments in marks.
+    The text may be a JSON object with `name` and `arguments` (or `parameters`), a list of such objects, or one call
+    with its arguments in marks.
     """
     text = text.strip().removeprefix(LIST_MARK).strip()
     try:

@@ -12,7 +12,7 @@ USER_MESSAGE, ASSISTANT_MESSAGE = {"role": "user", "content": PROBE_TEXT}, {"rol
 def end_tokens(lm: object, tokenizer: Tokenizer) -> frozenset[int]:
     """Return all tokens that end a response.
 
-    They are those of the model's generation config, the tokenizer's end token, and the token with which the chat
+    These are the tokens of the model's generation config, the tokenizer's end token, and the token with which the chat
     template ends an assistant's turn.
     """
     stated = _stated_ends(lm, tokenizer)
@@ -22,7 +22,7 @@ def end_tokens(lm: object, tokenizer: Tokenizer) -> frozenset[int]:
 def turn_begin(tokenizer: Tokenizer) -> str:
     """Return the blanks that the chat template writes before an assistant's content where a reply begins.
 
-    They are Llama 2's space or GLM-4's line break, for example. Other text that it writes there, such as an empty
+    The blanks are Llama 2's space or GLM-4's line break, for example. Other text that it writes there, such as an empty
     thought, is no part of a reply.
     """
     question = render_messages(tokenizer, [USER_MESSAGE], add_generation_prompt=True)
@@ -34,7 +34,7 @@ def turn_begin(tokenizer: Tokenizer) -> str:
 def turn_end(lm: object, tokenizer: Tokenizer) -> tuple[str, int]:
     """Return the text, if any, and then the token that follow a complete response.
 
-    They are what the chat template writes after an assistant's content. If it writes no token there, the token is the
+    Both are what the chat template writes after an assistant's content. If it writes no token there, the token is the
     one that begins the next turn, provided that the model's config has it as an end of responses (as GLM-4's
     `<|user|>`). Otherwise, and without a template, it is the tokenizer's end token.
     """

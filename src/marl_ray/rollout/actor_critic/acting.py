@@ -19,9 +19,9 @@ def choose_actions(
 ) -> np.ndarray:
     """Run one forward pass of one policy and return its actions as the environment takes them.
 
-    They are (copies, agents, *shape). `allowed` (copies, agents, choices) bool are the possible actions, None where all
-    are; `uniforms` the random numbers of step `t`; `alive` (copies, agents) bool; the copies of `greedy` (copies,) bool
-    take the most likely actions.
+    The actions are (copies, agents, *shape). `allowed` (copies, agents, choices) bool are the possible actions, None
+    where all are; `uniforms` the random numbers of step `t`; `alive` (copies, agents) bool; the copies of `greedy`
+    (copies,) bool take the most likely actions.
     """
     distribution = player.model.distribution
     copies, agents = buffer.rows.shape[1:3]

@@ -78,7 +78,7 @@ class ActionHistory:
     def snapshot(self) -> Callable[[int], list[list[str]]]:
         """Return the function that packs a copy's episode of this moment, policy by policy.
 
-        It may be called in another thread while play continues.
+        The function may be called in another thread while play continues.
         """
         steps, begins = list(self.steps), self.begins.tolist()
 

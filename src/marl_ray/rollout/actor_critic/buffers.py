@@ -188,7 +188,7 @@ class PlayedBatch:
     def _open_end(self, name: str) -> np.ndarray:
         """Return (copies, agents) bool: True for a row that is not over at its last step.
 
-        It continues in the next batch, so it bootstraps from the state after that step.
+        Such a row continues in the next batch, so it bootstraps from the state after that step.
         """
         buffer, last = self.buffers[name], self.steps - 1
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])

@@ -100,7 +100,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Return plain data from which collectors of any number of workers continue bit for bit.
 
-        It is empty where a batch is whole episodes.
+        The data is empty where a batch is whole episodes.
         """
         return self.snapshot()()
 

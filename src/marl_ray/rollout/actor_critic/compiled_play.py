@@ -138,7 +138,7 @@ def _compile_loop(
 ) -> Callable[..., int]:
     """Return the compiled `play_until_end` for arguments of these types.
 
-    It raises the errors of the functions.
+    The compiled function raises the errors of those that it calls.
     """
     part = parts[0]
     rows = part.rows[0].reshape(len(part.outputs), -1)
@@ -189,7 +189,7 @@ def _is_plain(kind: types.Type) -> bool:
 def _address_type(function: object, *arguments: object) -> types.FunctionType | None:
     """Return the type of a compiled function that takes such arguments and returns nothing.
 
-    It is None for another function. The caller would write what another one returns into foreign memory.
+    The type is None for another function. The caller would write what another one returns into foreign memory.
     """
     return _type_of_function(function, tuple(map(numba.typeof, arguments)))
 

@@ -48,7 +48,7 @@ class WholeEpisode(NamedTuple):
 
 
 class EvaluationCopies:
-    """Environment copies in which teams are measured. They are never training's copies, whose episodes continue."""
+    """Environment copies in which teams are measured. These are never training's copies, whose episodes continue."""
 
     def __init__(
         self,

@@ -173,7 +173,7 @@ def check_readable(
 ) -> None:
     """Raise MarlRayError if policy `name` cannot have written a response.
 
-    It cannot if the response is too long or has tokens of another tokenizer.
+    The policy cannot if the response is too long or has tokens of another tokenizer.
     """
     for number, response in enumerate(served):
         length = len(response.prompt_ids) + len(response.ids)

@@ -1,12 +1,12 @@
 """Answers to one prompt at later turns, for algorithms that compare the members of a group.
 
 All members of a group read the same prompt at their first turn only. Their later prompts differ, so later answers have
-nothing to be compared with. Branching makes the group's first episode the trunk. It keeps the trunk's state before each
-of its next turns, and every other member continues from that state with its own answer to its own end. So each of these
-turns has a group of answers to one prompt (AT-GRPO, arXiv 2510.11062, algorithm 1). The score of an answer is the sum
-of the rewards from it to the end of its episode. AT-GRPO itself scores an answer by the reward of its own step and
-continues with the best answer. That score says nothing if rewards come at the end, and after the best answer the states
-are no longer those that the policy reaches.
+nothing to be compared with. Branching makes the group's first episode the trunk. The collector keeps the trunk's state
+before each of its next turns, and every other member continues from that state with its own answer to its own end. So
+each of these turns has a group of answers to one prompt (AT-GRPO, arXiv 2510.11062, algorithm 1). The score of an
+answer is the sum of the rewards from it to the end of its episode. AT-GRPO itself scores an answer by the reward of its
+own step and continues with the best answer. That score says nothing if rewards come at the end, and after the best
+answer the states are no longer those that the policy reaches.
 """
 
 from collections.abc import Collection, Sequence

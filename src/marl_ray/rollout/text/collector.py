@@ -98,7 +98,7 @@ class TextCollector:
     def state(self) -> JsonObject:
         """Return plain data from which other collectors, on any number of workers, continue.
 
-        They are the same on every worker.
+        The data are the same on every worker.
         """
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
@@ -178,8 +178,8 @@ class TextCollector:
     ) -> list[TextEpisode]:
         """Play `samples` episodes of every task of `indices`, task by task. Training's play and state do not change.
 
-        Random streams are numbered (EVALUATION_STREAMS, key, sample, index, agent, turn). They do not depend on the
-        worker, and training never uses them.
+        Random streams are numbered (EVALUATION_STREAMS, key, sample, index, agent, turn). The streams do not depend on
+        the worker, and training never uses them.
         """
         jobs = [(index, sample) for index in indices for sample in range(samples)]
         episodes: list[TextEpisode] = []
@@ -203,8 +203,8 @@ class TextCollector:
     def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[ResponseRow]:
         """Return the turns of these agents in the copies of these groups, and the first turn of each branch.
 
-        They are ordered by group. So the rows of all workers, from which minibatches are drawn, have the order that
-        they have on one worker.
+        The turns are ordered by group. So the rows of all workers, from which minibatches are drawn, have the order
+        that they have on one worker.
         """
         rows: list[ResponseRow] = []
         for group in groups:

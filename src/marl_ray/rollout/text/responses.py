@@ -19,7 +19,7 @@ from marl_ray.trajectories import Trajectories
 class TokenPlayer:
     """One language model as the collector needs it.
 
-    It has the weights and the engine that sample, its agents, and its value normalisers.
+    A player has the weights and the engine that sample, its agents, and its value normalisers.
     """
 
     policy: TokenPolicy
@@ -91,7 +91,7 @@ def _estimate_values(
 ) -> tuple[Tensor, Tensor]:
     """Return the values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units.
 
-    They are zeros without a critic, and of an empty copy, for which the learner estimates them.
+    The values are zeros without a critic, and of an empty copy, for which the learner estimates them.
     """
     values, cost_values = torch.zeros(mask.shape), torch.zeros(*mask.shape, signals)
     policy = player.policy

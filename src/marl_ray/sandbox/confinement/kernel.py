@@ -36,9 +36,9 @@ def syscall(number: int, *args: int) -> int:
 def fork() -> int:
     """Fork a process of one thread by the C library alone, and return as `os.fork` does.
 
-    The hooks of `os.fork` cost a child a tenth of a short run. They renew locks that other threads might hold, which
-    a process of one thread does not need, and reseed `random`, which the caller does. Raises
-    OSError if the kernel refuses.
+    The hooks of `os.fork` cost a child a tenth of a short run. They renew locks that other threads might hold,
+    which a process of one thread does not need, and reseed `random`, which the caller does. Raises OSError if the
+    kernel refuses.
     """
     pid = int(_python.fork())
     if pid < 0:

@@ -1,6 +1,7 @@
 """The paths of the host that a run may open.
 
-They depend on the modules that this process has imported, so a server asks after it has loaded those that it keeps warm.
+The paths depend on the modules that this process has imported, so a server asks after it has loaded those that it keeps
+warm.
 """
 
 import os

@@ -228,8 +228,8 @@ class Filter:
     def of_run(cls, machine: str, changes_modes: bool, changes_times: bool, receives: bool = False) -> "Filter":
         """Return the filter of a run or a judge, which takes some calls away.
 
-        It may change the modes of files with `changes_modes`, their times and owners with `changes_times`, and take
-        descriptors from a socket with `receives`.
+        The run or judge may change the modes of files with `changes_modes`, their times and owners with
+        `changes_times`, and take descriptors from a socket with `receives`.
         """
         arch, column = ARCHES[machine]
         removed = _SERVER_CALLS

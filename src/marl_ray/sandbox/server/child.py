@@ -123,7 +123,7 @@ class ProgramJob:
 def prepare(message: bytes, fds: list[int], confinement: Confinement) -> ProgramJob:
     """Return the job of a request.
 
-    Its `message` holds kind and limits; the program is behind the descriptors `fds`.
+    The request's `message` holds kind and limits; the program is behind the descriptors `fds`.
     """
     return ProgramJob(*_parse_request(message, confinement.uid is not None), fds)
 

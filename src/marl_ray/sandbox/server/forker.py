@@ -1,11 +1,11 @@
 """The fork server: a separate process that never sees a program, a test or a result.
 
-It is started as a fresh interpreter, enters namespaces once, imports modules that programs often import, and then forks
-one run after another. Programs and inputs pass through it as descriptors, unread: no fork can find what the server
-never read.
+The server is started as a fresh interpreter, enters namespaces once, imports modules that programs often import, and
+then forks one run after another. Programs and inputs pass through it as descriptors, unread: no fork can find what the
+server never read.
 
-The first process only waits, and removes the folder in the end. Its child, the server proper, is process 1 of the process
-namespace, so that everything in it dies with it.
+The first process only waits, and removes the folder in the end. The child, the server proper, is process 1 of the
+process namespace, so that everything in it dies with it.
 """
 
 import fcntl

@@ -59,7 +59,7 @@ def swallow_io() -> Iterator[None]:
 def time_limit(seconds: float, max_wall_s: float) -> Iterator[None]:
     """Set the official alarm, on a clock that stops while this thread waits for a core.
 
-    It fires after `max_wall_s` seconds in any case.
+    The alarm fires after `max_wall_s` seconds in any case.
     """
     started, waited = time.monotonic(), waiting_s()
 

@@ -74,8 +74,8 @@ def _open_experiment(database: str, name: str) -> Iterator[tuple[Stores, Experim
 def read_planning_numbers(database: str, name: str) -> PlanningNumbers:
     """Read the planning numbers of a stored experiment.
 
-    They are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the experiment is
-    unknown or assigns no sessions.
+    The numbers are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the
+    experiment is unknown or assigns no sessions.
     """
     with _open_experiment(database, name) as (stores, record, config):
         _check_sessions(config, "plan")
@@ -137,7 +137,10 @@ class ExperimentAnalysis:
 def analyse(
     database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None
 ) -> ExperimentAnalysis:
-    """Analyse a stored experiment. Raises MarlRayError for one that has nothing to compare."""
+    """Analyse a stored experiment.
+
+    Raises FieldError if `alpha` is no level, and MarlRayError for an experiment that has nothing to compare.
+    """
     with _open_experiment(database, name) as (stores, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:

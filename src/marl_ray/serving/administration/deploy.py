@@ -133,7 +133,8 @@ def _describe_progress(state: JsonMapping) -> str:
 def _find_reason(text: str) -> str:
     """Return the line of a traceback that names the cause.
 
-    It is our own error's if there is one, else the last line. In a chain of errors the outermost error stands last.
+    The line is our own error's if there is one, else the last line. In a chain of errors the outermost error stands
+    last.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):

@@ -32,7 +32,7 @@ def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:
 def key_headers(key: str | None = None) -> dict[str, str]:
     """Return the header with the API key.
 
-    It is the given key, else that of MARL_RAY_API_KEY. Without either there is no header.
+    The key is the given one, else that of MARL_RAY_API_KEY. Without either there is no header.
     """
     secret = key or os.environ.get(KEY_VARIABLE)
     return {"authorization": f"Bearer {secret}"} if secret else {}

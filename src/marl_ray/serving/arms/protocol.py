@@ -94,7 +94,7 @@ class ResponseChunk:
     log_probs: list[float]
     """The log-probability of each token, without biases.
 
-    It is at the temperature of the request, or at the bundle's if the request is greedy."""
+    Log-probabilities are at the temperature of the request, or at the bundle's if the request is greedy."""
     finish: Literal["stop", "length"] | None
     """The reason why the response ends with this chunk; None if it goes on."""
     prompt_tokens: int

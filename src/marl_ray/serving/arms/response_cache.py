@@ -58,8 +58,8 @@ def make_cache(config: CacheConfig | None) -> ResponseCache | None:
 def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> bytes:
     """Return 32 bytes that differ if the bundle or what its agents observe differs.
 
-    They depend on the bundle's digest and on agents, dtypes, shapes and numbers; the agents' order does not matter.
-    Takes arrays of numbers and flags only.
+    The bytes depend on the bundle's digest and on agents, dtypes, shapes and numbers; the agents' order does not
+    matter. Takes arrays of numbers and flags only.
     """
     arrays = [*_sort_agents(observations), None, *_sort_agents(masks)]
     # The quoted names and the shapes say where each array's bytes begin and end, and the length where they do.

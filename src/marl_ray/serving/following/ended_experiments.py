@@ -21,7 +21,7 @@ class EndedExperiments:
         window."""
 
     def add(self, name: str, at: float) -> None:
-        """Note that an experiment has ended, in seconds since 1970. Its evidence is due at once."""
+        """Note that an experiment has ended, in seconds since 1970. The experiment's evidence is due at once."""
         with self._lock:
             self._ended[name] = at
             self._due[name] = -math.inf

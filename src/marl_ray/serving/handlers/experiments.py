@@ -40,7 +40,7 @@ async def create(service: Service, request: Request) -> Response:
     """Answer `POST /v1/experiments`: a new experiment from an `ExperimentConfig`.
 
     Every replica takes it up by itself. The experiment that it `succeeds` ends with the new one's first epoch, and is left
-    as it is if the new one is refused.
+    as it is if the new one is refused. Raises RequestError 409 if the name is taken, and 400 naming a wrong key.
     """
     actor = service.admission.admit(request, "admin")
     data = await request.read_object(frozenset({*ExperimentConfig.model_fields, *CREATE_FIELDS}))

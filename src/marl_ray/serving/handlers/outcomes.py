@@ -66,7 +66,7 @@ async def outcome(service: Service, request: Request) -> Response:
 async def outcomes(service: Service, request: Request) -> Response:
     """Answer `POST /v1/outcomes/batch`: each part as by `/v1/outcomes`.
 
-    A part that fails is answered with its own status and error.
+    A part that fails is answered with its own status and error. Raises RequestError if the parts are no list, or too many.
     """
     key = service.admission.keys.check(request, "outcomes")
     parts, limit = (
@@ -184,7 +184,7 @@ def _store_reports(
 def _report(router: Router, reported: _ReadReport) -> Report:
     """Return the report for the store.
 
-    It includes what this replica has measured of the session, if a guardrail needs it.
+    The report includes what this replica has measured of the session, if a guardrail needs it.
     """
     session, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}

@@ -60,7 +60,7 @@ async def models(service: Service, request: Request) -> Response:
 async def load(service: Service, request: Request) -> Response:
     """Answer `POST /models/{version}/load`: fetch and verify a bundle of the registry.
 
-    `version` is NAME:VERSION. So the bundle is there before an experiment names it.
+    `version` is NAME:VERSION; another form raises RequestError 400. So the bundle is there before an experiment names it.
     """
     service.admission.admit(request, "admin")
     name, _, version = request.path_params["version"].rpartition(":")

@@ -67,7 +67,7 @@ class LoadedExperiment:
     def stored_config(self) -> dict[str, object]:
         """Return the config as the store keeps it.
 
-        It has the salt in force, and the digests of each arm's bundle and weights.
+        The stored config has the salt in force, and the digests of each arm's bundle and weights.
         """
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
@@ -170,7 +170,7 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
 def check_gateway(config: GatewayConfig) -> None:
     """Raise MarlRayError if a gateway of this config could not begin to serve.
 
-    It names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
+    The error names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
     """
     Keys(config.api_keys)
     database = Database(config.database)
@@ -205,8 +205,8 @@ def _load_stored(
 def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:
     """Raise MarlRayError naming the arm if two of an experiment's bundles cannot replace each other.
 
-    They must not differ in kind, agents, observations or actions: a request is made before its arm is known, so every
-    arm must understand it.
+    The bundles must not differ in kind, agents, observations or actions: a request is made before its arm is known, so
+    every arm must understand it.
     """
     if not bundles:
         return

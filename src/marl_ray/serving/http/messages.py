@@ -99,7 +99,10 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises RequestError 413 as soon as it exceeds the limit."""
+        """Return the whole body.
+
+        Raises RequestError 413 as soon as it exceeds the limit, and ClientDisconnectedError if the client has hung up.
+        """
         declared = self.headers.get(b"content-length")
         # The length is checked first, because int() refuses thousands of digits.
         if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
@@ -121,8 +124,8 @@ class Request:
     async def until_disconnect(self, work: Coroutine[object, object, T]) -> T:
         """Run `work` while the client is there, and return its result.
 
-        If the client hangs up, cancels `work` and raises ClientDisconnectedError. Call it only after reading the body. It
-        costs two tasks, so it is for long work.
+        If the client hangs up, cancels `work` and raises ClientDisconnectedError. Call it only after reading the body.
+        The check costs two tasks, so it is for long work.
         """
         task = asyncio.create_task(work)
         if self._hang_up_watcher is None:  # all work of this request shares one watcher

@@ -97,7 +97,7 @@ def time_of(value: object) -> str:
 def control_of(report: JsonMapping) -> str | None:
     """Return the arm that the others are compared with.
 
-    It is the one that the report names, or else its first; None if it has no arm.
+    The arm is the one that the report names, or else its first; None if it has no arm.
     """
     arms = part_of(report, "arms")
     named = report.get("control")
@@ -333,7 +333,7 @@ def shadow_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObj
 def _per_token(totals: JsonMapping) -> str | None:
     """Return the mean log-probability per served token in nats.
 
-    It is the shadow's, with the one it was served with; None where there were no texts.
+    The mean is the shadow's, beside the one that the text was served with; None where there were no texts.
     """
     tokens, log_prob, served = (finite_or_none(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (

@@ -1,8 +1,8 @@
 """The control of rollouts: a replica judges an experiment's evidence and writes its decision.
 
-It asks the statistics what the store's numbers prove. Every replica may decide. A decision names the epoch on which it
-was made, so the store accepts only the first of several replicas' decisions. Harm needs no majority: the first replica
-to see the proof rolls the arm back.
+A replica asks the statistics what the store's numbers prove. Every replica may decide. A decision names the epoch on
+which it was made, so the store accepts only the first of several replicas' decisions. Harm needs no majority: the first
+replica to see the proof rolls the arm back.
 """
 
 import contextlib

@@ -112,7 +112,7 @@ class Breaker:
     def forget(self, ticket: int) -> None:
         """Take back the ticket of a request without a result.
 
-        Its client has left, for example. A probe becomes free again.
+        The client has left, for example. A probe becomes free again.
         """
         self._probes.discard(ticket)
 

@@ -110,7 +110,7 @@ class Endpoints:
 def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
     """Return the endpoint's experiment that a new unit enters.
 
-    It is the newest running one whose share of its layer contains the unit, else the newest that has begun.
+    The experiment is the newest running one whose share of its layer contains the unit, else the newest that has begun.
     """
     for router in routers:
         if (

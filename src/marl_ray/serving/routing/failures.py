@@ -142,7 +142,7 @@ class Attempts:
     def count_break_off(self, arm: str, ticket: int, error: Exception) -> None:
         """Count a failure after the answer had begun.
 
-        It counts without comparison, because the arm had accepted the input.
+        Such a failure counts without comparison, because the arm had accepted the input.
         """
         self._count_failure(arm, ticket, error, True)
         if arm == self._arm:

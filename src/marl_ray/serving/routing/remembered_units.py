@@ -46,7 +46,7 @@ class RememberedUnits:
     def doubt_since(self, moment: float) -> None:
         """Let the store be asked again for units that another replica may have assigned by another table.
 
-        They are those that were first exposed here after `moment`, in monotonic seconds, or shortly before it.
+        These units were first exposed here after `moment`, in monotonic seconds, or shortly before it.
         """
         for session in list(self.sessions.values()):
             if session.at > moment - OVERLAP_S:

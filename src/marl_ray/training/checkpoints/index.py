@@ -76,9 +76,9 @@ class PublishedCheckpoint(NamedTuple):
 def take_attempt_number(folder: StoredFolder) -> int:
     """Take the number of a new group of workers, and return it.
 
-    It is greater than those of the groups before it. The number is the time in milliseconds, or one more than theirs
-    where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that sleeps
-    afterwards learns of the next. Raises OSError.
+    The number is greater than those of the groups before it. It is the time in milliseconds, or one more than
+    theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that
+    sleeps afterwards learns of the next. Raises OSError.
     """
     names = (_match_name(place) for place in _list_folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]
@@ -95,7 +95,7 @@ def checkpoint_name(iteration: int, attempt: int) -> str:
 def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
     """Say that this group continues from the checkpoint of iteration `after`, or begins anew where it is None.
 
-    It is called before the rows after it are removed. Raises OSError.
+    Call this before the rows after the checkpoint are removed. Raises OSError.
     """
     _write_start(folder, f"{attempt:010d}_{'anew' if after is None else f'{after:08d}'}")
 
@@ -110,7 +110,7 @@ def check_last_group(folder: StoredFolder, attempt: int) -> None:
 def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> None:
     """Raise ReplacedError if a later group has taken a number.
 
-    It is called when the rows after iteration `after` have been removed, which may be the later group's: the
+    Call this when the rows after iteration `after` have been removed, which may be the later group's: the
     checkpoints that cover them are strays from then on. Raises OSError.
     """
     try:
@@ -146,9 +146,9 @@ def own_checkpoints(
 ) -> list[StoredFolder]:
     """Return the folders that hold a checkpoint of this run, the oldest first.
 
-    They have a manifest. Those that were copied there from another run, or from another iteration, are left out and
-    withdrawn, and `say` gets a line about each; where there are no others, MarlRayError has the lines, and nothing is
-    withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError.
+    Folders without a manifest hold none. Those that were copied there from another run, or from another iteration, are
+    left out and withdrawn, and `say` gets a line about each; where there are no others, MarlRayError has the lines, and
+    nothing is withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError.
     """
     of_run: list[StoredFolder] = []
     mismatched: list[tuple[StoredFolder, str]] = []
@@ -276,7 +276,7 @@ def unneeded_checkpoints(
 ) -> list[PublishedCheckpoint]:
     """Return those of these checkpoints, the oldest first, that are to be removed.
 
-    They are all but the newest `keep`, the best, and the first of every `interval` iterations.
+    All are removed but the newest `keep`, the best, and the first of every `interval` iterations.
     """
     needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}
     best_checkpoint = find_best(checkpoints)
@@ -327,7 +327,7 @@ def _match_name(place: StoredFolder) -> re.Match[str] | None:
 def _read_starts(folder: StoredFolder) -> dict[int, int | None]:
     """Return attempt -> the iteration of the checkpoint that it continued from.
 
-    It is -1 where the attempt began anew, and None before it has begun. Raises OSError.
+    The iteration is -1 where the attempt began anew, and None before it has begun. Raises OSError.
     """
     infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS_FOLDER).path, allow_not_found=True))
     starts: dict[int, int | None] = {}

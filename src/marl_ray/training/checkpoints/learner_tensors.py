@@ -36,7 +36,7 @@ def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
 def scalars_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the numbers among the tensors, such as the steps that Adam has taken.
 
-    They are equal on all workers. As tensors they would lie in one worker's file, and all would have to read it.
+    The numbers are equal on all workers. As tensors they would lie in one worker's file, and all would have to read it.
     """
     return {name: value.item() for name, value in tensors.items() if value.ndim == 0}
 
@@ -142,7 +142,7 @@ class CpuCopy:
 def cpu_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return a mesh of the same workers on CPU.
 
-    It only says who holds which part, because nothing is exchanged over it.
+    The mesh only says who holds which part, because nothing is exchanged over it.
     """
     return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
 

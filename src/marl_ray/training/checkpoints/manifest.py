@@ -94,7 +94,7 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
 def withdraw_manifest(place: StoredFolder) -> None:
     """Turn a damaged checkpoint into a folder that is none.
 
-    Its files stay for whoever wants to look. Where the storage does not let itself be changed, the next reader finds
+    The files stay for whoever wants to look. Where the storage does not let itself be changed, the next reader finds
     the damage again.
     """
     with contextlib.suppress(OSError, NotImplementedError):

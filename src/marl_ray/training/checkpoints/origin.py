@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def source_of(config: RunConfig) -> str | None:
     """Return the checkpoint that `resume_from` names, as an absolute path or a URI.
 
-    It is the latest one of a run's name or folder, or the checkpoint itself; None without `resume_from`. Raises
-    MarlRayError if there is none.
+    The checkpoint is the latest one of a run's name or folder, or the checkpoint itself; None without `resume_from`.
+    Raises MarlRayError if there is none.
     """
     resume_from = config.resume_from
     if resume_from is None:

@@ -75,7 +75,7 @@ class StateFile(NamedTuple):
     def encode(self) -> bytes:
         """Return the JSON of one object.
 
-        Its keys are the fields of the state, and `learners` and `scalars`.
+        The object's keys are the fields of the state, and `learners` and `scalars`.
         """
         plain = {each.name: getattr(self.state, each.name) for each in fields(RunState)}
         plain["costs"] = {name: vars(stats) for name, stats in self.state.costs.items()}

@@ -187,7 +187,8 @@ def _write_plain(files: StoredFiles, rank: int, contents: CheckpointContents, sc
 def _make_bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
     """Make a local folder for the bundle.
 
-    It is on the checkpoint's own disk if that is local: the disk of the temporary folder may have no room for it.
+    The folder is on the checkpoint's own disk if that is local: the disk of the temporary folder may have no room for
+    it.
     """
     if files.place.is_local:
         return (Path(folders.enter_context(TemporaryDirectory(prefix=".bundle-", dir=files.place.path))),)

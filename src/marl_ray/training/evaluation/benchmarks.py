@@ -110,7 +110,7 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
 def curve_axes(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
     """Return the axes of a benchmark's curve.
 
-    They are the tokens trained on, the hours of sampling and updates, and, where it is known, the price of these.
+    The axes are the tokens trained on, the hours of sampling and updates, and, where it is known, the price of these.
     """
     hours, price = seconds / 3600, config.resources.hourly_price
     axes = {"benchmark/tokens": tokens, "benchmark/hours": hours}

@@ -1,6 +1,6 @@
 """Play the evaluations of actor-critics.
 
-They are whole episodes in copies of the environment that only evaluations use.
+Evaluations are whole episodes in copies of the environment that only evaluations use.
 """
 
 from collections.abc import Mapping, Sequence

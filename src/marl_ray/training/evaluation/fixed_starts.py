@@ -130,7 +130,7 @@ class Evaluator:
 def _mean_interval(returns: Sequence[float]) -> dict[str, float]:
     """Return Student's 95 % interval of the mean of independent returns.
 
-    Its ends are `return_low` and `return_high`; the mapping is empty for a single return.
+    The interval's ends are `return_low` and `return_high`; the mapping is empty for a single return.
     """
     from scipy.special import stdtrit  # scipy is imported here, because every process of a run imports this file
 

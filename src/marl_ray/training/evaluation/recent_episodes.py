@@ -64,7 +64,7 @@ class RecentEpisodes:
     def score(self) -> float | None:
         """Return the number that chooses the best checkpoint of a run without evaluations.
 
-        It is None before the first episode.
+        The number is None before the first episode.
         """
         if not self.episodes:
             return None

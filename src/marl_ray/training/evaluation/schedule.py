@@ -11,7 +11,7 @@ evaluations take a few percent of a long run's time."""
 def first_wait_steps(remaining: int, cost: int) -> float:
     """Return the wait after the evaluation before training, in steps.
 
-    That evaluation played `cost` steps; `remaining` steps are to be trained. Episodes may become shorter as the team
+    The evaluation played `cost` steps; `remaining` steps are to be trained. Episodes may become shorter as the team
     learns, and evaluations cheaper, so the wait is at most half of the run.
     """
     return max(remaining / EVALUATIONS, min(MIN_TRAINED_PER_EVALUATED * cost, remaining / 2))

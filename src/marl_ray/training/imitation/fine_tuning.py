@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 LEARNING_RATE_FACTOR = 10
 """Learning rate of a warm start that sets none, as a multiple of `hyper.lr`.
 
-It may be larger because a demonstration gives the right token everywhere, and a reward judges only a whole response
-(verl, TRL and OpenRLHF fine-tune with 5e-6 to 2e-5, and learn from rewards with 1e-6).
+The rate may be larger because a demonstration gives the right token everywhere, and a reward judges only a whole
+response (verl, TRL and OpenRLHF fine-tune with 5e-6 to 2e-5, and learn from rewards with 1e-6).
 """
 
 

@@ -1,6 +1,6 @@
 """Deliver the rows of a run's journal to one sink.
 
-They come in order, each once, however often the sink or the driver fails. Its mark in the run's folder,
+Rows come in order, each once, however often the sink or the driver fails. The sink's mark in the run's folder,
 `NAME/sinks/SINK.json`, notes what the sink has taken. The journal itself is the outbox, so rows that wait take no
 memory, and wait as long as they must.
 """
@@ -55,7 +55,7 @@ class Mark:
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
     """Return the mark of a sink in a run's folder.
 
-    It is that of a new sink where there is none. Raises OSError.
+    The mark is that of a new sink where there is none. Raises OSError.
     """
     try:
         return mark_of(read_json(filesystem, _mark_path(folder, name)))

@@ -85,7 +85,8 @@ def separate_rows(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]
 def _fits_rows(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], changed: bool) -> bool:
     """Return True if the mark in a file counts the rows of these iterations, or more.
 
-    It may count more: a group of workers that starts again removes rows that sinks have taken, and writes them again.
+    The mark may count more: a group of workers that starts again removes rows that sinks have taken, and writes them
+    again.
     """
     try:
         mark = mark_of(read_json(filesystem, path))

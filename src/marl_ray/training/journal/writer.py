@@ -82,7 +82,7 @@ class Journal:
         self._try_event({LINE_KEY: line})
 
     def write_transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
-        """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
+        """Keep episodes as text. Call this before the iteration's row is written, because sinks look for them then."""
         if self.writes:
             with contextlib.suppress(OSError):
                 self.filesystem.create_dir(f"{self.folder}/{TRANSCRIPTS_FOLDER}")
@@ -92,7 +92,7 @@ class Journal:
     def flush(self) -> None:
         """Make all rows durable. Raises OSError.
 
-        It is called before a checkpoint is published: what a checkpoint covers is never played again.
+        Call this before a checkpoint is published: what a checkpoint covers is never played again.
         """
         if self.writes:
             with self.lock:

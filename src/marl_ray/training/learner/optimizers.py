@@ -16,8 +16,9 @@ from marl_ray.training.collectives import count_holders, rank_and_world_size, su
 def optimizer_of(hyper: HyperParameters, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
     """Make `hyper.optimizer` for the trained parameters of some modules, with a learning rate for each part.
 
-    Weight decay pulls matrices only. It leaves out vectors (biases, the scales of norms), as transformers' Trainer does, and
-    embeddings, whose rows would shrink while their tokens do not occur (OLMo 2, arXiv 2501.00656, section 3.4).
+    Weight decay pulls matrices only. It leaves out vectors (biases, the scales of norms), as transformers'
+    Trainer does, and embeddings, whose rows would shrink while their tokens do not occur (OLMo 2, arXiv 2501.00656,
+    section 3.4).
     """
     groups = []
     for modules, rate in parts:

@@ -49,7 +49,7 @@ class Learner:
     def reason_for_torch(self) -> str:
         """The reason why torch takes the gradient steps of the policy as it is now.
 
-        It is empty where compiled code does.
+        The text is empty where compiled code does.
         """
         return reason_for_torch(self.policy) or self.refused
 
@@ -143,7 +143,7 @@ class Learner:
     def log_ratio(self, batch: Trajectories) -> Tensor:
         """Return the change by the update of the log-probabilities of the recorded actions.
 
-        It is (copies, T), on CPU; for actor-critics alone.
+        The change is (copies, T), on CPU; for actor-critics alone.
         """
         return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 

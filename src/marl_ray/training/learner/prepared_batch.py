@@ -15,7 +15,7 @@ class OldOutputs(NamedTuple):
 
     log_probs: Tensor
     values: Tensor
-    """(B, T), the critic's raw outputs, in units of its normaliser. They are the centre of the value clip."""
+    """(B, T), the critic's raw outputs, in units of its normaliser. These outputs are the centre of the value clip."""
     cost_values: Tensor
     """(B, T, K), the cost critics' raw outputs, likewise."""
 

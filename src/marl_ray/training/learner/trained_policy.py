@@ -102,7 +102,7 @@ class TrainedPolicy:
     def budgets(self) -> tuple[float, ...]:
         """The mean cost of an episode that each constraint allows.
 
-        It is empty where the algorithm has no constraints.
+        The tuple is empty where the algorithm has no constraints.
         """
         constraints = self.settings.constraints if self.algorithm.spec.needs_costs else ()
         return tuple(constraint.budget for constraint in constraints)
@@ -185,7 +185,7 @@ def _needs_reference(algorithm: Algorithm, hyper: HyperParameters) -> bool:
 class UpdateState:
     """Everything besides the weights and the optimiser that an update changes and the next update reads.
 
-    It is equal on all workers.
+    All of it is equal on all workers.
     """
 
     value_norm: ValueNorm

@@ -100,7 +100,7 @@ class _ActorProblem:
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Return the gradients of the reward loss, (D,), and of the cost surrogates, (K, D).
 
-        They are taken at the current weights, and are sums over all workers.
+        The gradients are taken at the current weights, and are sums over all workers.
         """
         tracked = {name: p.clone().requires_grad_(True) for name, p in self.parameters.items()}
         loss, costs, outputs = self.surrogates(tracked)

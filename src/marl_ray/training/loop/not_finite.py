@@ -37,7 +37,7 @@ def describe_not_finite(
 ) -> str:
     """Return `: the reward of ...` about the first reward or cost that is not finite.
 
-    The text is empty if all are finite. It looks at all workers' batches, and every worker takes part. `running` are
+    The text is empty if all are finite. All workers' batches are looked at, and every worker takes part. `running` are
     the starts of this worker's episodes that continue.
     """
     place_here = find_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
@@ -61,7 +61,7 @@ def find_not_finite(
 ) -> NotFinitePlace | None:
     """Return the first reward or cost of this worker's batch that is not finite.
 
-    It is None if all are finite.
+    Return None if all are finite.
     """
     places: list[NotFinitePlace] = []
     rank, workers = rank_and_world_size()

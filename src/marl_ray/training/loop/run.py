@@ -140,7 +140,7 @@ class Run:
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.evaluation.save_due
 
     def imitate(self, callbacks: RunCallbacks = SILENT_CALLBACKS) -> None:
-        """Imitate the data of the config's `warm_start` if the run begins with new weights. It may take hours."""
+        """Imitate the data of the config's `warm_start`, which may take hours, if the run begins with new weights."""
         if self.imitates:
             self.imitates = False
             self.family.imitate(self.config, self.env, self.team, callbacks)

@@ -152,7 +152,7 @@ class RunEvaluation:
     def score(self) -> float:
         """Return the number that chooses the best checkpoint.
 
-        It is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
+        The number is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
         """
         score = self.unsaved_score if self.config.has_evaluations else self.recent.score()
         return UNKNOWN_SCORE if score is None else max(score, UNKNOWN_SCORE)

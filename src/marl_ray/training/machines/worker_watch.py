@@ -36,8 +36,8 @@ EXCHANGE_VARIABLE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 def exchange_s(config: RunConfig) -> float:
     """Return the most seconds that a worker waits for the others in an exchange.
 
-    It is what the user's environment says in EXCHANGE_VARIABLE, or else what is safe where workers' rollouts differ in
-    length, and where all wait for engines to start.
+    The limit is what the user's environment says in EXCHANGE_VARIABLE, or else what is safe where workers' rollouts
+    differ in length, and where all wait for engines to start.
     """
     if EXCHANGE_VARIABLE in os.environ:
         return float(os.environ[EXCHANGE_VARIABLE])

@@ -41,7 +41,7 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
 def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
     """Return the path of the bundle's link on local storage, or the bundle's URI on remote storage.
 
-    It is None where there is no bundle, or a file of something else in place of the link.
+    Return None where there is no bundle, or a file of something else in place of the link.
     """
     path = f"{folder}/{LINK_NAME}"
     kind = filesystem.get_file_info(path).type  # of what a link leads to

@@ -1,8 +1,8 @@
 """The lease by which one driver owns the folder of a run or a sweep.
 
 An owner creates the file `NAME/owner/N.json`, where N is one more than the greatest number there is: only one can. It
-writes no other number's file, so a driver that slept while another took the name destroys nothing, and learns of it at its
-next beat.
+writes no other number's file, so a driver that slept while another took the name destroys nothing, and learns of it at
+its next beat.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ class Lease:
     def owns(self) -> bool:
         """Return False if another process has taken the folder.
 
-        It is asked before what another owner may do too: a process that slept for LOST_S does not know before its
+        Ask before doing what another owner may do too: a process that slept for LOST_S does not know before its
         next beat. If the storage does not answer, the lease counts as held.
         """
         if time.time() - self.confirmed >= owners.LOST_S:

@@ -23,7 +23,7 @@ METRICS_FILE = "metrics.jsonl"
 def iteration_of(row: Mapping[str, float]) -> int:
     """Return the iteration of a row.
 
-    It is -1 for an epoch of a warm start, which comes before all iterations.
+    The iteration is -1 for an epoch of a warm start, which comes before all iterations.
     """
     return int(row.get("iteration", -1))
 

@@ -82,7 +82,7 @@ def owner_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
 def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | None:
     """Return the owner of this number.
 
-    It is None if its file is not there, is being written, or holds no owner.
+    Return None if its file is not there, is being written, or holds no owner.
     """
     try:
         data = read_json(filesystem, owner_file(folder, number))
@@ -118,7 +118,7 @@ def whose_folder(filesystem: fs.FileSystem, folder: str) -> str:
 def own_address() -> str:
     """Return the address by which other machines reach this one.
 
-    It is empty without a network. Nothing is sent.
+    The address is empty without a network. Nothing is sent.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -219,7 +219,7 @@ def _identity_of(config: RunConfig) -> JsonObject:
 def config_record(config: RunConfig) -> RunRecord:
     """Return the part of a run's record that changes when its config does.
 
-    It is the config, resolved and as it was given, and its hash.
+    That part is the config, resolved and as it was given, and its hash.
     """
     return {"config": config.resolve(), "given": config.as_given(), "config_hash": config_hash(config)}
 

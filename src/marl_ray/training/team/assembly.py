@@ -63,7 +63,7 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
 def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
     """Make the team's ActorCritics or TokenPolicies, equal on every worker.
 
-    They have the weights of `team.NAME.bundle` if the config names one.
+    The policies have the weights of `team.NAME.bundle` if the config names one.
     """
     return team_family(config).build_models(config, env, agents)
 
@@ -150,8 +150,8 @@ def bundle_writer(
 ) -> BundleWriter:
     """Copy the team's weights, and return a function that writes the bundle, whatever the team does meanwhile.
 
-    It writes a folder that does not exist yet. `origin` is that of its lineage. Weights that no worker has whole are
-    read while they are written: see `Team.weights_sender`.
+    The function writes a folder that does not exist yet. `origin` is that of its lineage. Weights that no worker has
+    whole are read while they are written: see `Team.weights_sender`.
     """
     lineage = Lineage(
         run=config.name,

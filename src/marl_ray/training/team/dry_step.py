@@ -83,8 +83,8 @@ def dry_step(
 
     The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer`
     is False: plain gradient descent keeps nothing, and of an offloaded model the CPU takes the step. The copy that
-    samples is not counted, nor fragmentation, nor what CUDA's kernels take. Sequences share no prompt. It starts a
-    process group of its own, so the process must have none; torch's fake groups exchange nothing.
+    samples is not counted, nor fragmentation, nor what CUDA's kernels take. Sequences share no prompt. The step starts
+    a process group of its own, so the process must have none; torch's fake groups exchange nothing.
     """
     dist.init_process_group("fake", rank=0, world_size=shards, store=FakeStore())
     try:

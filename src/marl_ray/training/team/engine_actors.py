@@ -296,7 +296,7 @@ class EngineActor:
     def progress(self) -> int:
         """Return the number of tokens that the host has written so far.
 
-        It may be asked while the host writes.
+        The number may be asked for while the host writes.
         """
         return self._host.progress()
 

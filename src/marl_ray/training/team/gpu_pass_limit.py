@@ -1,7 +1,7 @@
 """Measure how many responses fit into one pass on a GPU.
 
-It is done before the first gradient step, so that none runs out of memory. A worker that runs out of memory cannot try
-a smaller pass: the other workers would wait for it in the collectives of the pass that it left.
+The measurement is made before the first gradient step, so that none runs out of memory. A worker that runs out of
+memory cannot try a smaller pass: the other workers would wait for it in the collectives of the pass that it left.
 """
 
 import math
@@ -63,8 +63,8 @@ def translate_out_of_memory(
 ) -> Iterator[None]:
     """Raise PassMemoryError in place of torch's out-of-memory error, within the block.
 
-    It names `where` and a pass of `rows` sequences (None: all, which are `max_rows`) of a `policy`. The other workers
-    wait for this one in the pass, so its process must end, and with it theirs.
+    The error names `where` and a pass of `rows` sequences (None: all, which are `max_rows`) of a `policy`. The other
+    workers wait for this one in the pass, so its process must end, and with it theirs.
     """
     try:
         yield
@@ -96,7 +96,7 @@ def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
 def fits_beside_weights(weights: float, one_row: float, two_rows: float, free: float, rows: int) -> bool:
     """Return True if a pass of `rows` fits into `free` bytes beside all weights, gathered.
 
-    It takes what `rows_that_fit` says.
+    A pass takes what `rows_that_fit` says.
     """
     further = (rows - 1) * max(two_rows - one_row, 1.0) if rows > 1 else 0.0
     return weights + one_row + further <= free
@@ -105,7 +105,7 @@ def fits_beside_weights(weights: float, one_row: float, two_rows: float, free: f
 def trial_pass(model: Any, rows: int, learn_entropy: bool) -> None:
     """Make a forward and a backward pass with `rows` responses that fill the context.
 
-    It leaves no gradients.
+    No gradients are left.
     """
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
@@ -124,7 +124,7 @@ def trial_pass(model: Any, rows: int, learn_entropy: bool) -> None:
 def peak_bytes(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
     """Return the bytes that a forward and a backward pass of `rows` sequences takes.
 
-    They come on top of what is allocated before it.
+    The bytes come on top of what is allocated before the pass.
     """
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)

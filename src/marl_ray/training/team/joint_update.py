@@ -1,6 +1,6 @@
 """Update all policies of a team.
 
-They are updated together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251).
+The policies are updated together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251).
 """
 
 from collections.abc import Mapping

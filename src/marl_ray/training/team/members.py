@@ -62,7 +62,7 @@ class Team(ABC):
     def weights_sender(self) -> Callable[[TrainedTensor], None]:
         """Return the part that all workers but the first have in a bundle.
 
-        It calls its argument for each weight that the first one reads, in the same order.
+        The part calls its argument for each weight that the first one reads, in the same order.
         """
         return lambda trained: None
 

@@ -120,8 +120,8 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
 def weight_shards(config: RunConfig, gpus: int) -> int:
     """Return the number of GPUs that share one set of weights.
 
-    It is `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not given, as many as make up
-    `replicate` groups. Raises MarlRayError if there are no whole groups.
+    The number is `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not given, as many as
+    make up `replicate` groups. Raises MarlRayError if there are no whole groups.
     """
     parallel = config.resources.parallel
     for key, number in parallel.items():
@@ -138,8 +138,8 @@ def weight_shards(config: RunConfig, gpus: int) -> int:
 def pass_of(config: RunConfig, name: str) -> DryPass:
     """Return the largest pass of a policy, in sequences that fill the context.
 
-    They are `train.micro_batch` or, where it is not given, one, because workers on GPUs then measure themselves
-    how many fit.
+    The pass has `train.micro_batch` sequences or, where it is not given, one, because workers on GPUs then measure
+    themselves how many fit.
     """
     hyper, rows = config.hyper_of(name), config.train.micro_batch or 1
     if config.spec_of(name).pairs:
@@ -151,7 +151,7 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
 def sampling_bytes(config: RunConfig, name: str) -> int:
     """Return the bytes of each number of the copy that samples on every worker.
 
-    It is 0 where no worker has one.
+    The bytes are 0 where no worker has one.
     """
     model = config.team[name].model
     assert model is not None

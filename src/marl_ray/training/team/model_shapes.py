@@ -23,14 +23,14 @@ SIZES = {
 }
 """Parameters in a name -> width, inner width, layers, heads of queries, heads of keys, vocabulary, tied embeddings.
 
-They are those of each model's `config.json` at https://huggingface.co/Qwen."""
+The numbers are those of each model's `config.json` at https://huggingface.co/Qwen."""
 
 
 def read_architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
     """Return the architecture of a model.
 
-    It is that of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named and not there, as that
-    model's page has it. Raises MarlRayError if there is none.
+    The architecture is that of the folder's `config.json`, of its preset, or, for a Qwen2.5 that is named and not
+    there, as that model's page has it. Raises MarlRayError if there is none.
     """
     if model.preset is not None:
         shape: PretrainedConfig = tiny_model(model.preset, byte_tokenizer(model.context), model.context).config

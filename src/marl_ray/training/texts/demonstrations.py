@@ -1,6 +1,6 @@
 """Read and encode demonstrations for language models.
 
-They come from a file or an environment, and are encoded as a policy reads and writes.
+Demonstrations come from a file or an environment, and are encoded as a policy reads and writes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Read the `data` of a run.
 
-They are texts that were served, with their outcomes, or preferred pairs, as blocks of responses.
+The data are texts that were served, with their outcomes, or preferred pairs, as blocks of responses.
 """
 
 from collections.abc import Mapping, Sequence

@@ -113,7 +113,7 @@ class MlflowRun:
     def _find_unused_run(self, experiment: str, values: Mapping[str, str]) -> "Run | None":
         """Return a run of the same owner that is still running and empty; None if there is none.
 
-        It has no rows and no runs of its own, and no other parameters than these.
+        The run has no rows and no runs of its own, and no other parameters than these.
         """
         if OWNER_TAG not in self.tags:
             return None

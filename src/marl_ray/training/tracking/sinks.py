@@ -36,15 +36,15 @@ class Sink(Protocol):
     long, gets the rows that it has not taken later, or when the run's command is run again. So it gets each row once, unless
     the process is killed between `log` and the note that its rows were taken, or `log` raises after it has written some.
 
-    It may have two more functions. `last_iteration()` returns the `iteration` of the last row that it has, or None where it
-    has none or cannot tell: then it gets no row twice even so. `keep_bundle(folder, model, digest)` stores the best bundle
-    when a run is finished; `model` is empty where MLflow has not registered the bundle.
+    A sink may have two more functions. `last_iteration()` returns the `iteration` of the last row that it has, or None
+    where it has none or cannot tell: then it gets no row twice even so. `keep_bundle(folder, model, digest)` stores the
+    best bundle when a run is finished; `model` is empty where MLflow has not registered the bundle.
     """
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Write the rows, without values that are not finite.
 
-        It returns when they will not be lost with the process. Raises if they could not be written; the caller then
+        Return when the rows will not be lost with the process. Raises if they could not be written; the caller then
         gives them again.
         """
 
@@ -55,7 +55,7 @@ class Sink(Protocol):
 class SinkFactory(Protocol):
     """Makes a sink: a class, or a function.
 
-    It may have a function `check(config)`, which raises MarlRayError before anything starts if the
+    The maker may have a function `check(config)`, which raises MarlRayError before anything starts if the
     tracker cannot work.
     """
 

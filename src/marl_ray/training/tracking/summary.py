@@ -30,8 +30,8 @@ def evaluation_text(metrics: Mapping[str, float]) -> str:
 def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
     """Return the lines about the best policy and the last one.
 
-    They have the costs and budgets if the run has constraints. `best` are the metrics of the iteration whose weights
-    are the best bundle, `last` those of the last iteration.
+    The lines have the costs and budgets if the run has constraints. `best` are the metrics of the iteration whose
+    weights are the best bundle, `last` those of the last iteration.
     """
     lines = []
     best_prefix = "best/" if "best/return" in best else ""
@@ -84,8 +84,8 @@ def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[i
 def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | None:
     """Return the number by which the best bundles of several runs are compared.
 
-    It is the return, less the violations of budgets. `metrics` are those of the iteration of this run's best bundle.
-    If the bundle was evaluated, the number is measured on other episodes than those that chose it, otherwise on
+    The number is the return, less the violations of budgets. `metrics` are those of the iteration of this run's best
+    bundle. If the bundle was evaluated, the number is measured on other episodes than those that chose it, otherwise on
     training episodes; None if nothing was played.
     """
     best_return = metrics.get("best/return")

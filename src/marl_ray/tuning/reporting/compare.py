@@ -48,7 +48,7 @@ class Curve:
 def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> Curve | None:
     """Return the curve in a trial's rows; None if no row has a value of every seed.
 
-    It begins at the first such row. An exploit begins a new window, and replaces the points beyond its steps.
+    The curve begins at the first such row. An exploit begins a new window, and replaces the points beyond its steps.
     """
     windows: dict[int, deque[float]] = {seed: deque(maxlen=metric.window) for seed in seeds}
     points: list[tuple[float, list[float]]] = []
@@ -130,7 +130,7 @@ def improvement(first: Curve, second: Curve, metric: MetricConfig) -> BootstrapI
 def differ_by_rank_sum(first: Curve, second: Curve) -> bool:
     """Return True if the rank-sum test (Mann and Whitney 1947) tells two curves apart.
 
-    Its level is 1 - CONFIDENCE, and the curves are compared at the steps that both have reached. The test needs
+    The test's level is 1 - CONFIDENCE, and the curves are compared at the steps that both have reached. The test needs
     MIN_SEEDS for that; a bootstrap of two seeds would call any difference significant.
     """
     steps = min(first.steps[-1], second.steps[-1])

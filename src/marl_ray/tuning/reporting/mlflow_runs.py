@@ -232,7 +232,7 @@ class _SweepRuns:
     def config_of(self, record: TrialRecord) -> RunConfig | None:
         """Return the run config whose values become the parameters of a trial's child run.
 
-        It is None for a trial whose config is invalid.
+        Return None for a trial whose config is invalid.
         """
         try:
             return self.config.run_config(

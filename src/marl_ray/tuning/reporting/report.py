@@ -82,7 +82,7 @@ def write_report(folder: Folder, records: SweepRecords) -> str:
 def winner_config(records: SweepRecords) -> dict[str, object] | None:
     """Return the run config of the winner's registered seed; None without a winner.
 
-    It has the form that `marl-ray train` takes.
+    The config has the form that `marl-ray train` takes.
     """
     if records.winner is None:
         return None

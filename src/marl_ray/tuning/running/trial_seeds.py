@@ -135,8 +135,8 @@ class TrialSeeds:
     def step(self, until: int | None = None) -> Metrics:
         """Run one iteration of every seed that has not ended, and return the metrics.
 
-        They are the interquartile mean of each metric, and each seed's own values of the metrics that judge it. A
-        seed that has reached `until` environment steps is evaluated, because the scheduler judges it there.
+        The metrics are the interquartile mean of each metric, and each seed's own values of the metrics that judge it.
+        A seed that has reached `until` environment steps is evaluated, because the scheduler judges it there.
         """
         for seed, run in self.runs.items():
             if run.done:

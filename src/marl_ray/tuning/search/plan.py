@@ -144,7 +144,7 @@ class SweepPlan:
     def trials_left(self) -> int | None:
         """Return the number of configurations that may still be started.
 
-        It is None if only the budget of hours or steps ends them.
+        Return None if only the budget of hours or steps ends them.
         """
         number, max_trials = len(self.records.trials), self.config.budget.trials
         if self.exhausted:

@@ -39,7 +39,8 @@ class Search(Protocol):
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         """Learn the result of a configuration.
 
-        `scores` has one score per metric, of which greater is better. It is None for a configuration that failed.
+        `scores` has one score per metric, of which greater is better. The value is None for a configuration that
+        failed.
         """
         ...
 
@@ -71,7 +72,7 @@ def check_space(config: SweepConfig) -> None:
 def draw(config: SweepConfig, number: int, fixed: JsonMapping | None = None) -> Values:
     """Return the random configuration with this number; `fixed` values stay.
 
-    It is a function of `search.seed` and the number alone.
+    The configuration is a function of `search.seed` and the number alone.
     """
     rng = np.random.default_rng((config.search.seed, number))
     fixed = fixed or {}

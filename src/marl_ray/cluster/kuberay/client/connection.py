@@ -1,7 +1,7 @@
 """Requests to a Kubernetes API, with plain data in and out, deadlines and short errors.
 
 They are for custom and built-in kinds alike. The `kubernetes` package brings kubeconfig, credentials of pods, TLS and
-proxies. Its typed models would refuse or drop what a newer server sends.
+proxies. The package's typed models would refuse or drop what a newer server sends.
 """
 
 import json

@@ -117,7 +117,10 @@ def create(connection: Connection, manifest: JsonMapping, dry_run: bool = False)
 
 
 def delete(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> bool:
-    """Delete an object and what it owns, and return True; False if there is none. It returns before they are gone."""
+    """Delete an object and what it owns, and return True; False if there is none.
+
+    The call returns before they are gone.
+    """
     path = path_of(connection, api_version, kind, name)
     try:
         connection.request("DELETE", path, {"propagationPolicy": "Background"})

@@ -41,7 +41,7 @@ def held_up_state(view: View, now: float) -> ResourceState | None:
 def _pod_failure(cluster: Object) -> tuple[str, str] | None:
     """Return the reason and message with which the operator fails to make or delete a cluster's pods.
 
-    They are those of the condition `ReplicaFailure`; None without it.
+    Both are those of the condition `ReplicaFailure`; None without it.
     """
     conditions = (cluster.get("status") or {}).get("conditions") or ()
     failure = next(

@@ -162,7 +162,7 @@ _users: dict[int, WeakSet[object]] = {}
 def shared_chromium(user: object) -> Chromium:
     """Return the Chromium of this process, started anew if it has crashed.
 
-    It runs until all users are `release_chromium`. Raises MarlRayError as `Chromium` does.
+    The browser runs until all users are `release_chromium`. Raises MarlRayError as `Chromium` does.
     """
     with _lock:
         _users.setdefault(os.getpid(), WeakSet()).add(user)

@@ -37,7 +37,7 @@ def prompt_head(thoughts: bool) -> str:
 def past_answer(text: str, note: str) -> str:
     """Return an earlier answer in one line.
 
-    It has the thought before a quoted action, the action, and the reason why it could not be done.
+    The line has the thought before a quoted action, the action, and the reason why it could not be done.
     """
     action = quoted_action(text)
     thought = text.partition("```")[0].strip() if action != text.strip() else ""

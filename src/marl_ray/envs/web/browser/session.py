@@ -77,9 +77,9 @@ class BrowserSession:
         return self
 
     def call(self, work: Coroutine[object, object, T], name: str, steps: int = 1) -> T:
-        """Return the result of a coroutine of this session, on the browser's thread. It has the time of this many steps.
+        """Return the result of a coroutine of this session, on the browser's thread, within the time of this many steps.
 
-        Raises BrowserError.
+        Raises PageError if the session is broken or the time is over, and BrowserError for every other failure.
         """
         if self.broken:
             work.close()

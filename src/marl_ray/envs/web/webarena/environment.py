@@ -48,6 +48,8 @@ class WebArena(BrowserEnv):
     login: the folder with the files of cookies that the tasks name.
     judge: `package.module:NAME` of a callable that returns the judge of fuzzy matches; without it words are compared.
     browser: the options of `marl_ray.envs.web.options.BrowserOptions`, with its defaults.
+
+    Raises ValueError naming the option whose value makes no sense, or does not fit the others.
     """
 
     metadata = {"name": "webarena", "render_modes": [], "is_parallelizable": False}

@@ -87,8 +87,8 @@ class CompiledNetwork:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return actions (N,) from 0 of one categorical, and their log-probabilities.
 
-        They are drawn as `Categorical.sample` draws them. Uniforms are (N,) float64; `allowed` (N, A) bool; rows in
-        `greedy` (N,) take the most likely action.
+        The actions are drawn as `Categorical.sample` draws them. Uniforms are (N,) float64; `allowed` (N, A) bool; rows
+        in `greedy` (N,) take the most likely action.
         """
         from marl_ray.policies.actor_critic.compiled.sampling import act
 

@@ -2,8 +2,8 @@
 
 A `GuideState` is the automaton's state after a text. `advance` reads one more character, and `Guides` finds the tokens
 whose complete text the automaton can read from a state, as Willard and Louf do with the states of regular expressions
-(arXiv 2307.09702). It allows JSON with three limits: an object is at most MAX_DEPTH levels deep, at most MAX_SPACES
-blanks stand together, and strings have no `\\u` escapes, because every character can be written as itself.
+(arXiv 2307.09702). The automaton allows JSON with three limits: an object is at most MAX_DEPTH levels deep, at most
+MAX_SPACES blanks stand together, and strings have no `\\u` escapes, because every character can be written as itself.
 """
 
 from threading import Lock

@@ -97,7 +97,10 @@ class SharedVllm(ServedEngine):
 
 
 class SharedBase:
-    """A base model in a process of vLLM, with adapters beside it; or a single policy without an adapter."""
+    """A base model in a process of vLLM, with adapters beside it; or a single policy without an adapter.
+
+    Raises MarlRayError for an adapter whose rank is greater than vLLM's greatest.
+    """
 
     def __init__(self, policy: "TokenPolicy") -> None:
         lora = policy.config.lora

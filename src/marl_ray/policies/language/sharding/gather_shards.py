@@ -59,8 +59,8 @@ def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
 def gather_to_rank0(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor | None:
     """Return the complete tensor on rank 0, and None on the others, which send their parts there.
 
-    They send over a group of all workers on CPU. Every worker takes part, with a tensor on CPU. Raises the error of a
-    worker that has failed in a block of `run_on_all_workers`.
+    The parts go over a group of all workers on CPU. Every worker takes part, with a tensor on CPU. Raises the error of
+    a worker that has failed in a block of `run_on_all_workers`.
     """
     rank = dist.get_rank()
     if not isinstance(tensor, DTensor):
@@ -104,8 +104,8 @@ def _division(tensor: DTensor) -> tuple[int, int] | None:
 def _split(tensor: DTensor) -> tuple[int, int]:
     """Return (dimension of the mesh, dimension of the tensor) along which FSDP2 splits a tensor.
 
-    The split is over the last dimension of the mesh but `tensor`. That one is last also for tensors that all its
-    workers hold alike, such as the bias of a layer that is divided by its inputs.
+    The split is over the last dimension of the mesh but `tensor`. The dimension `tensor` is last also for tensors that
+    all its workers hold alike, such as the bias of a layer that is divided by its inputs.
     """
     return tensor.device_mesh.ndim - (2 if "tensor" in (tensor.device_mesh.mesh_dim_names or ()) else 1), 0
 

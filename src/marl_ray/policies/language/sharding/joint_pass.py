@@ -106,8 +106,8 @@ class JointWorkers:
     def replicate_states(self, states: Tensor) -> Tensor:
         """Return the states that all workers of `tensor` have, of which each scores some.
 
-        Their gradient is the mean of these workers' gradients, because FSDP2's mean of a layer's gradient is
-        over other workers.
+        The gradient of the states is the mean of these workers' gradients, because FSDP2's mean of a layer's gradient
+        is over other workers.
         """
         return _SharedStates.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
 

@@ -15,8 +15,8 @@ from marl_ray.policies.language.token_policy import Sharding, TokenPolicy, read_
 MAX_GATHERED_ONCE_BYTES = 2 << 30
 """Maximum size of a model that stays gathered over the passes of a gradient step wherever it trains.
 
-It is in bytes of the type that passes compute with. Larger models are gathered block by block, twice in each pass,
-unless workers on GPUs measure that there is room for them (`measure_pass_limits`).
+The size is in bytes of the type that passes compute with. Larger models are gathered block by block, twice in each
+pass, unless workers on GPUs measure that there is room for them (`measure_pass_limits`).
 """
 
 

@@ -1,7 +1,7 @@
 """Weights in safetensors files, of which each worker reads its parts.
 
-They are read by plain calls. A file that is mapped gives no error where it ends early or its storage fails: the system
-then kills the process that touches it.
+The files are read by plain calls. A file that is mapped gives no error where it ends early or its storage fails: the
+system then kills the process that touches it.
 """
 
 import hashlib
@@ -96,7 +96,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Files of weights. They are open, so that they can still be read after their folder is deleted."""
+    """Files of weights, open so that they can still be read after their folder is deleted."""
 
     tensors: Mapping[str, StoredTensor]
     """Name of a weight -> its place."""

@@ -112,8 +112,8 @@ class ExternalArm:
     def cost_of(self, prompt: int | None, completion: int | None) -> float | None:
         """Return the cost in USD of a response of this many tokens.
 
-        It is 0 without a `price`, and None where the server names no `usage`. The first such response writes one line
-        to the log.
+        The cost is 0 without a `price`, and None where the server names no `usage`. The first such response writes one
+        line to the log.
         """
         if self.config.price is None:
             return 0.0

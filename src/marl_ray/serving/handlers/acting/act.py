@@ -31,7 +31,10 @@ async def act(service: Service, request: Request) -> Response:
 
 
 async def batch(service: Service, request: Request) -> Response:
-    """Answer `POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
+    """Answer `POST /batch`: each part is answered as by `/v1/act`, or with its own status and error.
+
+    Raises RequestError if the parts are no list, or too many.
+    """
     key = service.admission.keys.check(request, "inference")
     data = await request.read_object(frozenset({"requests"}))
     parts, limit = data.get("requests"), service.config.max_batch_requests
@@ -141,7 +144,7 @@ def _log_answer(
 ) -> None:
     """Put the answer into the act log.
 
-    It is one entry per text of language models, and one for all agents of an actor-critic.
+    The log gets one entry per text of language models, and one for all agents of an actor-critic.
     """
     router = session_arm.router
     digest = router.digests[arm_actions.arm]

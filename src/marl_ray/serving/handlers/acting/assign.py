@@ -12,7 +12,8 @@ ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes
 async def assign(service: Service, request: Request) -> Response:
     """Answer `POST /v1/assign`: the session's arm and its bundle, without a pass.
 
-    Unless `expose` is false, this exposes the session to the arm, so that its outcome counts.
+    Unless `expose` is false, this exposes the session to the arm, so that its outcome counts. Raises RequestError for a
+    wrong field, and if no arm answers.
     """
     service.admission.admit(request, "inference")
     data = await request.read_object(ASSIGN_FIELDS)

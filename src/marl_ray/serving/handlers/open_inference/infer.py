@@ -36,7 +36,7 @@ JSON_TYPES: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {i
 async def infer(service: Service, request: Request) -> Response:
     """Answer an inference request.
 
-    Its session is `session_id` among its `parameters`, else the header `x-session-id`, else `id`.
+    The request's session is `session_id` among its `parameters`, else the header `x-session-id`, else `id`.
     Raises RequestError 400 that names the field of the request.
     """
     service.admission.admit(request, "inference")

@@ -47,7 +47,7 @@ FORMATS = ("text", "json_object")
 
 
 async def chat_completions(service: Service, request: Request) -> Response | Stream:
-    """Answer `POST /v1/chat/completions`."""
+    """Answer `POST /v1/chat/completions`. Raises RequestError naming a wrong field, and if no arm answers."""
     service.admission.admit(request, "inference")
     data = await request.read_object(CHAT_FIELDS)
     messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")

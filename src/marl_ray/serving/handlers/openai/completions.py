@@ -155,7 +155,7 @@ class _Completions:
     def _logprobs_field(self, text: Any, offset: int) -> JsonObject | None:
         """Return the log-probabilities of a whole text or a chunk of one; None if none are asked for.
 
-        It begins `offset` characters of tokens behind the text's beginning.
+        The chunk begins `offset` characters of tokens behind the text's beginning.
         """
         if not self._log_probs:
             return None

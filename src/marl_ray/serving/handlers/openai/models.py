@@ -10,7 +10,7 @@ from marl_ray.serving.service import Service
 
 
 async def model(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`."""
+    """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`. Raises RequestError 404 for another model."""
     await service.admission.admit_reader(request, "inference")
     model_id = "/".join(request.path_params.values())
     served = service.endpoints.routers_of(request.path_params["name"])
@@ -23,7 +23,7 @@ async def model(service: Service, request: Request) -> Response:
 def models_of(routers: Sequence[Router]) -> list[dict[str, object]]:
     """Return the values that `model` may have for an endpoint's experiments (newest first).
 
-    They are the endpoint's name where one policy plays all agents, else one name per agent. An endpoint without
+    The values are the endpoint's name where one policy plays all agents, else one name per agent. An endpoint without
     language models has none.
     """
     newest = routers[0]

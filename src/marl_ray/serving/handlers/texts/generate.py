@@ -16,7 +16,7 @@ GENERATE_FIELDS = SETTINGS | {
 
 
 async def generate(service: Service, request: Request) -> Response | Stream:
-    """Answer `POST /generate`."""
+    """Answer `POST /generate`. Raises RequestError naming a wrong field, and if no arm answers."""
     service.admission.admit(request, "inference")
     data = await request.read_object(GENERATE_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))

@@ -31,7 +31,7 @@ async def respond_with_text(
 ) -> Response | Stream:
     """Answer a request with the writer's response.
 
-    It is one JSON answer, made by `answer`, or with `streamed` the `events` from the first token on.
+    The response is one JSON answer, made by `answer`, or with `streamed` the `events` from the first token on.
     """
     try:
         await request.until_disconnect(writer.begin())

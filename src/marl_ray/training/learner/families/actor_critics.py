@@ -167,7 +167,7 @@ def score_by_reference(models: PolicyModels, batch: Trajectories, shape: Shape, 
 def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
     """Return the log ratio (copies, T) of the agents' recorded actions, on CPU.
 
-    It is their log-probability now, minus that when they were sampled.
+    The ratio is the actions' log-probability now, minus that when they were sampled.
     """
     distribution = rollout.distribution
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)

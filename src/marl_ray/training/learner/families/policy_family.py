@@ -100,8 +100,8 @@ class PolicyFamily(Protocol):
     def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:
         """Return the log ratio (copies, T) of the agents' recorded actions, on CPU.
 
-        It is their log-probability now, minus that when they were sampled. Sequential updates need it, which language
-        models do not have.
+        The ratio is the actions' log-probability now, minus that when they were sampled. Sequential updates need it,
+        which language models do not have.
         """
 
 

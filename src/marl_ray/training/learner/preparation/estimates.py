@@ -33,7 +33,7 @@ class Estimates(NamedTuple):
 def trained_decisions(batch: Trajectories, hyper: HyperParameters) -> Tensor:
     """Return the decisions that are trained on, (B, T) bool.
 
-    They are the policy's own, without greedy rows and, with `overlong_filter`, without truncated rows.
+    The decisions are the policy's own, without greedy rows and, with `overlong_filter`, without truncated rows.
     """
     mask = batch.mask & ~batch.greedy[:, None]
     if hyper.overlong_filter:

@@ -48,7 +48,7 @@ def reference_log_probs(
 ) -> Tensor | None:
     """Return the log-probabilities (B, T) under the reference policy.
 
-    They are None where the update reads no reference policy.
+    Return None where the update reads no reference policy.
     """
     if not policy.needs_reference:
         return None
@@ -73,7 +73,7 @@ def estimate_divergence(
 ) -> Tensor:
     """Estimate the KL divergence (B, T), in nats, of the policy from the reference before the first step.
 
-    It is 0 where nothing uses it.
+    The divergence is 0 where nothing uses it.
     """
     hyper = policy.hyper
     if not hyper.kl_coef or reference is None:

@@ -1,6 +1,6 @@
 """Prepare a batch for its gradient steps.
 
-It is evaluated by the old weights; then its advantages are estimated, and normalised over all workers.
+The old weights evaluate the batch; then its advantages are estimated, and normalised over all workers.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def _add_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, 
 def _normalize_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
     """Return the advantages (B, T), standardised if `advantage_norm` is `batch`.
 
-    They are standardised over the batch of all workers, and 0 outside of `mask`.
+    The advantages are standardised over the batch of all workers, and 0 outside of `mask`.
     """
     hyper = policy.hyper
     return standardize(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
@@ -147,7 +147,7 @@ def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> 
 def raw_violations(budgets: Sequence[float], costs: CostStats) -> list[float] | None:
     """Return the excess of a decision over its share of each budget, in units of the cost.
 
-    It is None without budgets or episodes.
+    Return None without budgets or episodes.
     """
     if not budgets or costs.means is None:
         return None

@@ -125,8 +125,8 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
 def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, str] | None:
     """Return the policies of `team.NAME.bundle`, and the name of the one that plays `agent`.
 
-    Their weights are still unread. The result is None if no bundle is given. Raises MarlRayError if the bundle holds
-    actor-critics, or has no policy for the agent.
+    The weights of these policies are still unread. The result is None if no bundle is given. Raises MarlRayError if the
+    bundle holds actor-critics, or has no policy for the agent.
     """
     reference = config.team[name].bundle
     if reference is None:

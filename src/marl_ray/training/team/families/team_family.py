@@ -25,7 +25,7 @@ class TeamFamily(Protocol):
     ) -> "Mapping[str, PolicyModel]":
         """Make the policies of these agents (policy -> agents), equal on every worker.
 
-        They have the weights of `team.NAME.bundle` if the config names one.
+        The policies have the weights of `team.NAME.bundle` if the config names one.
         """
 
     def horizon(self, config: RunConfig, name: str) -> int:

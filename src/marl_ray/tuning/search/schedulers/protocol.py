@@ -43,8 +43,8 @@ _Order = list[_Place]
 class TrialStandings(Mapping[int, TrialStanding]):
     """The trials that have not failed, by number.
 
-    Their order at every decision point is kept as they arrive, so that a decision about thousands of trials costs what one
-    about a few does.
+    The trials' order at every decision point is kept as they arrive, so that a decision about thousands of trials costs
+    what one about a few does.
     """
 
     def __init__(self, standings: Iterable[TrialStanding] = ()):

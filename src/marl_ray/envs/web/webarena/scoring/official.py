@@ -56,8 +56,8 @@ def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge
 def address_score(references: Sequence[str], address: str) -> float:
     """Return the score of `url_match`, which is 1.0 if the address fits the references, else 0.0.
 
-    It fits if the host and path of a reference are within its own, and if for every parameter of the references one of
-    its values is in the address.
+    The address fits if the host and path of a reference are within its own, and if for every parameter of the
+    references one of its values is in the address.
     """
     final = urlparse(address.rstrip("/"))
     expected = [urlparse(reference.rstrip("/")) for reference in references]

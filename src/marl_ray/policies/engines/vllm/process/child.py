@@ -28,7 +28,7 @@ SERVER_MODULE = "marl_ray.policies.engines.vllm.process.server"
 
 
 class VllmProcess:
-    """One process of vLLM. It and its parent exchange pickles, over a socket that no other process can reach."""
+    """One process of vLLM, which exchanges pickles with its parent over a socket that no other process can reach."""
 
     def __init__(self, settings: VllmSettings, threads: int) -> None:
         """Start vLLM with `threads` threads on a CPU. Raises EngineRefusedError or EngineLostError if it cannot start."""

@@ -103,7 +103,8 @@ class DecoderPort:
     def ask(self, method: str, *arguments: Any) -> Any:
         """Ask the process, as `VllmProcess.ask` does.
 
-        If vLLM refuses `add`, only these responses end; if it refuses another call, the process ends.
+        If vLLM refuses `add`, only these responses end; if it refuses another call, the process ends. Raises
+        EngineLostError if the process has ended.
         """
         if self.lost:  # without waiting for a turn, in which another process may start
             raise EngineLostError(self._shared.process.why_lost)

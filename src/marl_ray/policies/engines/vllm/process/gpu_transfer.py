@@ -19,7 +19,7 @@ from marl_ray.policies.engines.host import WeightGroup
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, object]:
     """Return the message that lets an engine on the same GPU read these tensors.
 
-    They must exist until it has read them.
+    The tensors must exist until the engine has read them.
     """
     handles = []
     for tensor in tensors.values():
