@@ -46,8 +46,8 @@ class BatchedReply(Reply):
 
     def __init__(self, arm: ReplyQueue, model: ServedModel, request: TextRequest, patience_s: float):
         self.model = model
-        self.joined = False
-        """True once it is in the batch."""
+        self.has_turn = False
+        """True once the arm's thread has taken it out of the queue."""
         self.loop = asyncio.get_running_loop()
         self._arm, self._request, self._patience_s = arm, request, patience_s
         self._new_tokens: list[Token] = []
@@ -65,7 +65,7 @@ class BatchedReply(Reply):
             async with asyncio.timeout(self._patience_s):
                 await self._arrived.wait()
         except TimeoutError:
-            if not self.joined and self._arm.step_number != step_before:
+            if not self.has_turn and self._arm.step_number != step_before:
                 return busy_rejection(f"no room in the batch within {self._patience_s:g} s")
             if not self._new_tokens:
                 raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
