@@ -8,8 +8,7 @@ import asyncio
 import contextvars
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.http.deadlines import Deadlines
@@ -130,11 +129,3 @@ class CallBatcher(Generic[Argument, CallAnswer]):
                 request.answer.set_exception(answer)
             else:
                 request.answer.set_result(answer)
-
-
-def cached_handle(handle: Any, **options: Any) -> Callable[[], Any]:
-    """Return a function that returns the handle with these options, which it makes at its first call.
-
-    Making one costs as much as a request. Serve's throughput mode binds a handle to the event loop, but threads make arms.
-    """
-    return cache(lambda: handle.options(**options))

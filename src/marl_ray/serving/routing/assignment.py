@@ -194,7 +194,7 @@ class Assigner:
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)
             names = ", ".join(router.config.name for router in routers)
-            _log.error("%s: assigning without the store: %s", names, str(error) or "it does not answer")
+            _log.error("%s: assigning without the store: %s", names, str(error) or f"no answer within {LOOKUP_S:g} s")
             return None
         except BaseException:
             self._circuit.forget(ticket)

@@ -137,8 +137,11 @@ class Shadows:
         totals = self.totals[arm]
         begun = self._clock()
         try:
-            async with asyncio.timeout(deadline_s):
-                compared = await compare()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    compared = await compare()
+            except TimeoutError:
+                raise TimeoutError(f"no answer within {deadline_s:g} s") from None
         # A cancellation that does not come from `close` is an error of the arm.
         except (Exception, asyncio.CancelledError) as error:
             if not self._closed:
