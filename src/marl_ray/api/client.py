@@ -14,7 +14,7 @@ from marl_ray.api.calls import named_arguments
 from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.administration.requests import ask_with, key_headers
+from marl_ray.serving.administration.requests import ask_with, gateway_url, key_headers
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Client:
 
     @named_arguments
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
-        """`timeout_s` is the deadline of one request in seconds."""
-        self._client = DeadlineClient(base_url=url, timeout=timeout_s, headers=key_headers(key))
+        """`timeout_s` is the deadline of one request in seconds. Raises MarlRayError for a `url` that is none."""
+        self._client = DeadlineClient(base_url=gateway_url(url), timeout=timeout_s, headers=key_headers(key))
 
     @named_arguments
     def act(

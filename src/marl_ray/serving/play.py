@@ -16,7 +16,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.administration.requests import read_answer
+from marl_ray.serving.administration.requests import gateway_url, read_answer
 
 REQUEST_S = 30.0
 """Seconds that one request to the gateway may take."""
@@ -50,9 +50,10 @@ async def play_episodes(
 ) -> list[PlayedEpisode]:
     """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome.
 
-    `key` is an API key. Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
+    `key` is an API key. Raises MarlRayError for a URL that is none, with the gateway's words if it refuses a request, or
+    if it does not answer.
     """
-    played: list[PlayedEpisode] = []
+    results: list[PlayedEpisode] = []
     numbers = iter(range(episodes))
     run = secrets.token_hex(4)  # makes every call's sessions new units
 
@@ -61,15 +62,15 @@ async def play_episodes(
         try:
             for number in numbers:
                 episode = await play_episode(client, env, f"{run}-{number}", seed + number, experiment)
-                played.append(episode)
+                results.append(episode)
                 on_episode(episode)
         finally:
             env.close()
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, timeout=None, headers=headers) as client:  # noqa: S113  see `post`
+    async with httpx.AsyncClient(base_url=gateway_url(url), timeout=None, headers=headers) as client:  # noqa: S113  see `post`
         await asyncio.gather(*(player(client) for _ in range(min(concurrency, episodes))))
-    return played
+    return results
 
 
 async def play_episode(
@@ -80,13 +81,13 @@ async def play_episode(
     All agents of a `ParallelEnv` act in one request; those of an `AECEnv` of texts take turns, each in a request of its
     own. Raises MarlRayError as `play_episodes` does.
     """
-    named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
+    session_fields = {"session_id": session} | ({"experiment": experiment} if experiment else {})
     latencies, arm = list[float](), ""
 
     async def act(observations: Mapping[str, Any], masks: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal arm
         before = time.perf_counter()
-        body = named | {"observations": observations} | ({"action_masks": masks} if masks else {})
+        body = session_fields | {"observations": observations} | ({"action_masks": masks} if masks else {})
         answer = await post(client, "/v1/act", body)
         latencies.append(time.perf_counter() - before)
         arm = answer["arm"]
@@ -95,7 +96,7 @@ async def play_episode(
 
     play = _play_turns if isinstance(env, AECEnv) else _play_steps
     total = await play(env, seed, act)
-    await post(client, "/v1/outcomes", named | {"value": total})
+    await post(client, "/v1/outcomes", session_fields | {"value": total})
     return PlayedEpisode(session, arm, total, latencies)
 
 

@@ -54,8 +54,8 @@ def test_agents_of_texts_take_turns_and_their_return_is_the_outcome(gateway):
 
 
 def test_a_text_that_the_environment_refuses_ends_the_episode(gateway):
-    (cut,) = play(gateway, Narrow(("a", "b")))
-    assert len(cut.latencies) == 2 and cut.episode_return > 0  # what the agents had earned until then
+    (episode,) = play(gateway, Narrow(("a", "b")))
+    assert len(episode.latencies) == 2 and episode.episode_return > 0  # what the agents had earned until then
 
 
 async def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from servers.dripping_server import dripping
 from servers.http_server import serving_http
 
+from marl_ray.api.client import Client
 from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
@@ -56,6 +57,17 @@ def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy():
 def test_an_address_without_a_scheme_is_told_what_one_has(url):
     with pytest.raises(MarlRayError, match=f"^gateway '{url}/': expected an address such as http://.* names another"):
         ask(url, "/v1/endpoints")
+
+
+@pytest.mark.parametrize("url", ["http://localhost:port", "http://[::1", "http://\0"])
+def test_an_address_that_is_no_url_is_told_what_one_is(url):
+    expected = f"gateway {url!r}: expected an address such as http://127.0.0.1:8000"
+    with pytest.raises(MarlRayError) as caught:
+        ask(url, "/v1/endpoints")
+    assert str(caught.value) == f"{expected} (--url or MARL_RAY_GATEWAY names another address)"
+    with pytest.raises(MarlRayError) as caught:
+        Client(url)
+    assert str(caught.value) == expected
 
 
 def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeypatch):
