@@ -54,7 +54,7 @@ class CallBatcher(Generic[Argument, CallAnswer]):
         self._under_way: dict[asyncio.Task[None], int] = {}
         """Calls under way -> their numbers, the oldest first."""
         self._answered_calls = 0
-        self._sends_soon = False
+        self._is_send_due = False
 
     async def ask(self, argument: Argument) -> CallAnswer:
         """Return the answer, or raise the error that the call raised for this request.
@@ -65,9 +65,9 @@ class CallBatcher(Generic[Argument, CallAnswer]):
         loop = asyncio.get_running_loop()
         request = _CallRequest[Argument, CallAnswer](argument, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
-        if not self._sends_soon and len(self._under_way) < self._max_calls:
+        if not self._is_send_due and len(self._under_way) < self._max_calls:
             # Runs after all callbacks that are ready now, so the call includes all requests that have just arrived.
-            self._sends_soon = True
+            self._is_send_due = True
             loop.call_soon(self._send)
         try:
             return await self._deadlines.run(request.answer, self._deadline_s)
@@ -80,7 +80,7 @@ class CallBatcher(Generic[Argument, CallAnswer]):
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
-        self._sends_soon = False
+        self._is_send_due = False
         while self._waiting and len(self._under_way) < self._max_calls:
             idle = max(1, self._replicas - len(self._under_way))
             size = min(MAX_CALL_SIZE, -(-len(self._waiting) // idle))

@@ -116,7 +116,7 @@ def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | N
         if (
             not router.is_over
             and router.state.status is not ExperimentStatus.DRAFT
-            and router.takes_part(unit, cluster_id)
+            and router.is_in_share(unit, cluster_id)
         ):
             return router
     return next((router for router in routers if router.state.status is not ExperimentStatus.DRAFT), routers[-1])

@@ -86,7 +86,7 @@ class BatchedReply(Reply):
             [token.log_prob for token in tokens],
             finish,
             len(self.prompt.ids),
-            [self.model.name_token(number) for number in ids] if self._request.names else [],
+            [self.model.name_token(number) for number in ids] if self._request.has_names else [],
             [[(self.model.name_token(number), p) for number, p in token.top] for token in tokens if token.top],
             began,
         )
@@ -122,7 +122,7 @@ class BatchedReply(Reply):
         except MarlRayError as error:
             return RequestRejection(400, "prompt", str(error))
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
-        if request.hide_stop:
+        if request.is_stop_hidden:
             self._detokenizer = Detokenizer(model.tokenizer, self.generation.stop)
         refusal = self._arm.join(self)
         self._queued = refusal is None
