@@ -67,6 +67,7 @@ class EvidenceRound:
             raise failure
 
     def _experiments_to_judge(self, now: float) -> list[Router]:
+        """Return the open experiments, and those of the ended ones that are due at `now`, in monotonic seconds."""
         routers = self._live_experiments.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
         if due := self._ended.due_looks():

@@ -89,7 +89,7 @@ class Webhook:
         return pause
 
     def _send(self, entry: AuditEntry, endpoint: str) -> str | None:
-        """Return the reason why sending failed, or None."""
+        """Send an entry. Returns the reason why that failed, None if the other service has it."""
         body = orjson.dumps(asdict(entry) | {"endpoint": endpoint})
         at = str(int(time.time()))
         signature = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()

@@ -103,6 +103,7 @@ class BatchedReply(Reply):
             self._arm.leave(self)
 
     async def _begin(self) -> RequestRejection | None:
+        """Read the prompt and the settings, and queue the response. Returns the refusal, None if it is queued."""
         request, model = self._request, self.model
         try:
             # In a thread: a long prompt would hold up everybody.

@@ -117,7 +117,7 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
 
 
 async def _look_up(cache: ResponseCache, digest: str, inputs: ActInputs) -> tuple[bytes, dict[str, Any] | None]:
-    """Return the key of the bundle's answer in the cache, and the parts of that answer or None."""
+    """Return the key of the bundle's answer in the cache, and the parts of that answer, None if it is not there."""
     key = cache_key(digest, inputs.observations, inputs.masks)
     return key, _parse_cached(await cache.get(key))
 

@@ -173,6 +173,7 @@ class TextResponseWriter:
         self._chunks = None
 
     def _finish(self, chunk: ResponseChunk) -> None:
+        """Log and count the complete response, of which `chunk` is the last one."""
         self._log()
         self._is_under_way = False
         router, seconds = self._session_arm.router, time.perf_counter() - self._start
