@@ -22,8 +22,8 @@ def cached_handle(handle: Any, **options: Any) -> Callable[[], Any]:
 async def answer_of(send: Callable[[], Any]) -> Any:
     """Return the answer of a call through a handle, which is sent once more if it is lost.
 
-    It is sent again because acts may be repeated. Raises LostError if the second call is lost too, ArmError if the
-    arm's own code failed, RequestError 503 if Serve refuses the call because its queue is full.
+    It may be sent again because neither acts nor scores change the arm. Raises LostError if the second call is lost too,
+    ArmError if the arm's own code failed, RequestError 503 if Serve refuses the call because its queue is full.
     """
     reason = ""
     for _ in range(2):
