@@ -151,7 +151,7 @@ class Gateway:
 
         Raises RequestError 400 if its header names no number above 0.
         """
-        seconds = LOADING_S if route.loads else self.config.request_timeout_s
+        seconds = LOADING_S if route.is_slow else self.config.request_timeout_s
         requested = request.header(b"x-request-timeout-seconds")
         if requested is not None:
             try:

@@ -16,6 +16,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
+from marl_ray.serving.administration.requests import gateway_url, read_answer
 
 REQUEST_S = 30.0
 """Seconds that one request to the gateway may take."""
@@ -49,9 +50,10 @@ async def play_episodes(
 ) -> list[PlayedEpisode]:
     """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome.
 
-    `key` is an API key. Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
+    `key` is an API key. Raises MarlRayError for a URL that is none, with the gateway's words if it refuses a request, or
+    if it does not answer.
     """
-    played: list[PlayedEpisode] = []
+    results: list[PlayedEpisode] = []
     numbers = iter(range(episodes))
     run = secrets.token_hex(4)  # makes every call's sessions new units
 
@@ -60,15 +62,15 @@ async def play_episodes(
         try:
             for number in numbers:
                 episode = await play_episode(client, env, f"{run}-{number}", seed + number, experiment)
-                played.append(episode)
+                results.append(episode)
                 on_episode(episode)
         finally:
             env.close()
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=gateway_url(url), timeout=None, headers=headers) as client:  # noqa: S113  see `post`
         await asyncio.gather(*(player(client) for _ in range(min(concurrency, episodes))))
-    return played
+    return results
 
 
 async def play_episode(
@@ -79,13 +81,13 @@ async def play_episode(
     All agents of a `ParallelEnv` act in one request; those of an `AECEnv` of texts take turns, each in a request of its
     own. Raises MarlRayError as `play_episodes` does.
     """
-    named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
+    session_fields = {"session_id": session} | ({"experiment": experiment} if experiment else {})
     latencies, arm = list[float](), ""
 
     async def act(observations: Mapping[str, Any], masks: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal arm
         before = time.perf_counter()
-        body = named | {"observations": observations} | ({"action_masks": masks} if masks else {})
+        body = session_fields | {"observations": observations} | ({"action_masks": masks} if masks else {})
         answer = await post(client, "/v1/act", body)
         latencies.append(time.perf_counter() - before)
         arm = answer["arm"]
@@ -94,7 +96,7 @@ async def play_episode(
 
     play = _play_turns if isinstance(env, AECEnv) else _play_steps
     total = await play(env, seed, act)
-    await post(client, "/v1/outcomes", named | {"value": total})
+    await post(client, "/v1/outcomes", session_fields | {"value": total})
     return PlayedEpisode(session, arm, total, latencies)
 
 
@@ -136,12 +138,12 @@ async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
 
 
 async def post(client: httpx.AsyncClient, path: str, body: JsonObject) -> JsonObject:
-    """Return the answer's JSON. Raises MarlRayError on any other status than 200."""
+    """Return the JSON answer to a POST, whole within REQUEST_S. Raises MarlRayError as `play_episodes` does."""
+    where = f"gateway {str(client.base_url).rstrip('/')}{path} does not answer"
     try:
-        response = await client.post(path, json=body)
+        async with asyncio.timeout(REQUEST_S):
+            return read_answer(await client.post(path, json=body))
+    except TimeoutError:
+        raise MarlRayError(f"{where}: no whole answer within {REQUEST_S:g} s") from None
     except httpx.HTTPError as error:
-        raise MarlRayError(f"gateway {client.base_url}{path.lstrip('/')} does not answer: {one_line(error)}") from error
-    if response.status_code != 200:
-        raise MarlRayError(f"gateway refused {path} with {response.status_code}: {response.text}")
-    data: JsonObject = response.json()
-    return data
+        raise MarlRayError(f"{where}: {one_line(error)}") from error

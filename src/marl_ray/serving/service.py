@@ -68,7 +68,7 @@ class Service:
         # What outlives this process.
         self.stores = open_stores(config.database)
         self.notices = Notices(self.stores.database)
-        """Changes that other replicas, and the webhook's receiver, are told of."""
+        """Changes that are still to reach other replicas, or the receiver of the webhook."""
         self.exposures = ExposureLog(
             self.stores.units, Spool(spool_folder(config.spool, config.database), config.spool_bytes)
         )
@@ -94,7 +94,7 @@ class Service:
 
         # What runs in threads.
         self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
-        """None if nobody is to be told of decisions."""
+        """None if the config names no receiver of notices."""
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         for experiment in loaded_experiments:
             self.live_experiments.open(experiment)

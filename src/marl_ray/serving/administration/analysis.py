@@ -124,8 +124,8 @@ class ExperimentAnalysis:
 
     def lines(self) -> list[str]:
         """Return the analysis for people."""
-        where = f"{self.experiment}: {self.status}, epoch {self.epoch}"
-        head = f"{where}, two-sided at level {self.level:g}, of {self.units} whose windows are over"
+        title = f"{self.experiment}: {self.status}, epoch {self.epoch}"
+        head = f"{title}, two-sided at level {self.level:g}, of {self.units} whose windows are over"
         rows = [
             line
             for row in self.comparisons
@@ -161,19 +161,19 @@ def analyse(
             observation_kind = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
-            measured = dict.fromkeys([*parts, *([covariate] if covariate else [])])
-            units = stores.evidence.judged_units(record, list(measured))
-            ranges = {m: bounds for m in measured if (bounds := config.range_of(m)) is not None}
+            names = dict.fromkeys([*parts, *([covariate] if covariate else [])])
+            units = stores.evidence.judged_units(record, list(names))
+            ranges = {m: bounds for m in names if (bounds := config.range_of(m)) is not None}
             units = replace(
                 units, values={m: np.clip(v, *ranges[m]) if m in ranges else v for m, v in units.values.items()}
             )
-            reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
-            notes += [f"{metric}: no judged session has it" for metric in metrics if metric not in reported]
-            for metric in reported:
+            reported_metrics = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
+            notes += [f"{metric}: no judged session has it" for metric in metrics if metric not in reported_metrics]
+            for metric in reported_metrics:
                 # A ratio's parts have lines of their own if they are asked for.
                 values = units.values.get(metric, np.empty(0))
                 notes += _missing_notes(metric, int(np.isnan(values).sum()), len(values), config)
-            rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
+            rows = compare(units, reported_metrics, plan.treatments, plan.control, level, covariate)
             rows = _add_exact_bounds(stores.evidence, record, config, rows, level)
             if covariate is not None:
                 for arm, p in covariate_imbalance(units, covariate, plan.treatments, plan.control).items():

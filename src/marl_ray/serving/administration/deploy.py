@@ -52,15 +52,15 @@ def deploy(
                 raise MarlRayError(f"application {name!r} is {state['status']}: {_find_reason(_join_messages(state))}")
         http = details["http_options"]
         proxies = {proxy["status"] for proxy in details["proxies"].values()} or {"MISSING"}
-        proxies_ready = proxies == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
-        if proxies_ready and all(state["status"] == "RUNNING" for state in states.values()):
+        are_proxies_ready = proxies == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
+        if are_proxies_ready and all(state["status"] == "RUNNING" for state in states.values()):
             prefixes = {name: (state.get("route_prefix") or "/").rstrip("/") for name, state in states.items()}
             return RunningApplications(
                 {name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names}
             )
         if time.monotonic() > deadline:
             waiting = [f"{name!r} is {state['status']}{_describe_progress(state)}" for name, state in states.items()]
-            if not proxies_ready:  # Serve tries again for ever, and its reason is in the node's log alone
+            if not are_proxies_ready:  # Serve tries again for ever, and says why only in the node's log
                 waiting.append(f"the HTTP proxy is {'/'.join(sorted(proxies))} (is port {http['port']} taken?)")
             raise MarlRayError(f"after {timeout_s:g} s not everything runs: {', '.join(waiting)}")
         time.sleep(_POLL_S)
@@ -107,7 +107,7 @@ def _read_details(client: "ServeSubmissionClient") -> JsonObject:
     try:
         details: JsonObject = client.get_serve_details()
     except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"the dashboard does not tell the state of Serve: {_find_reason(str(error))}") from error
+        raise MarlRayError(f"the dashboard does not report the state of Serve: {_find_reason(str(error))}") from error
     return details
 
 

@@ -97,7 +97,7 @@ def _gateway_faults(application: JsonObject, where: str, host: Any, pods: int | 
     value_faults = list(_wrong_value_faults(known_args, GatewayConfig, f"{where}args."))
     yield from value_faults
     config = None if value_faults else GatewayConfig.model_validate(known_args)
-    scaled = False
+    is_autoscaled = False
     for j, deployment in _mappings_of_list(application, "deployments"):
         path = f"{where}deployments.{j}."
         if "num_replicas" in deployment:
@@ -111,9 +111,9 @@ def _gateway_faults(application: JsonObject, where: str, host: Any, pods: int | 
         if config and isinstance(ongoing, int) and ongoing < config.max_batch:
             message = f"expected at least max_batch ({config.max_batch}), got {ongoing}: batches would never fill"
             yield f"{path}max_ongoing_requests", message
-        scaled = deployment.get("autoscaling_config") is not None
-        if config and scaled and max_replicas(config.replicas) < 2:
-            message = "expected `replicas` in `args` of 2 at least, which tells the replicas that there are others"
+        is_autoscaled = deployment.get("autoscaling_config") is not None
+        if config and is_autoscaled and max_replicas(config.replicas) < 2:
+            message = "expected `replicas` in `args` of 2 at least, by which the replicas know that there are others"
             yield f"{path}autoscaling_config", message
     if config is None:
         return
@@ -123,7 +123,7 @@ def _gateway_faults(application: JsonObject, where: str, host: Any, pods: int | 
     if (
         config.database.startswith("sqlite")
         and pods is not None
-        and (pods > 1 or max_replicas(config.replicas) > 1 or scaled)
+        and (pods > 1 or max_replicas(config.replicas) > 1 or is_autoscaled)
     ):
         message = "expected PostgreSQL, such as postgresql:// with PGHOST and the like in the environment"
         yield f"{where}args.database", f"{message}: every pod would have an SQLite file of its own"
@@ -196,34 +196,34 @@ def _unknown_key_faults(part: JsonObject, keys: Collection[str], where: str) -> 
 
 
 def _without_unknown_keys(data: JsonObject, model: type[BaseModel]) -> JsonObject:
-    copied = copy.deepcopy(data)
-    for part_model, part, _, _ in _mappings_of_models(copied, model, ""):
+    known = copy.deepcopy(data)
+    for part_model, part, _, _ in _mappings_of_models(known, model, ""):
         for key in part.keys() - part_model.model_fields.keys():
             del part[key]
-    return copied
+    return known
 
 
 def _wrong_value_faults(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
-    """Yield one finding for each key whose value pydantic refuses. The keys are known ones."""
+    """Yield one fault for each key whose value pydantic refuses. All keys are known ones."""
     yield from _validation_faults(data, model, where)
     # Serve types some parts as "any mapping, or this model", and checks their values only when it deploys them.
     for part_model, part, path, any_mapping in _mappings_of_models(data, model, where):
         if any_mapping:
-            safe = {key: value for key, value in part.items() if key not in _IMPORTING_KEYS}
-            yield from _validation_faults(safe, part_model, path)
+            checkable = {key: value for key, value in part.items() if key not in _IMPORTING_KEYS}
+            yield from _validation_faults(checkable, part_model, path)
 
 
 def _validation_faults(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
-    seen = set()
+    reported_paths = set()
     try:
         model.model_validate(copy.deepcopy(data))  # Serve's validators change their input
     except ValidationError as error:
         for part in error.errors():
             path = ".".join(_existing_path(data, part["loc"], missing=part["type"] == "missing"))
-            if path not in seen:
+            if path not in reported_paths:
                 message = "missing" if part["type"] == "missing" else message_of(part) + choice_hint(part)
                 yield (where + path).rstrip("."), " ".join(message.split())
-            seen.add(path)
+            reported_paths.add(path)
     except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than check
         yield where.rstrip("."), one_line(error)
 

@@ -1,4 +1,4 @@
-"""Reading and changing a gateway's experiments over HTTP, for people."""
+"""Requests of people to a gateway over HTTP, to read and change its experiments."""
 
 import os
 import time
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 
+from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
 from marl_ray.json_types import JsonMapping, JsonObject
@@ -14,8 +15,12 @@ KEY_VARIABLE = "MARL_RAY_API_KEY"
 """Environment variable with the admin key."""
 GATEWAY_VARIABLE = "MARL_RAY_GATEWAY"
 """Environment variable with the gateway's address."""
+EXAMPLE_URL = "http://127.0.0.1:8000"
+"""Address of a gateway that Serve runs with its defaults on this machine."""
 REQUEST_S = 30.0
 """Seconds that one request to the gateway may take."""
+MAX_SHOWN_CHARACTERS = 200
+"""Maximum number of characters that an error shows of an answer that is no gateway's."""
 WATCH_S = 2.0
 """Seconds between requests of a watched experiment, which a person reads."""
 
@@ -23,10 +28,19 @@ WATCH_S = 2.0
 def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:
     """Return the JSON answer to a GET, or to a POST of `body`.
 
-    Raises MarlRayError with the gateway's own words if it refuses.
+    Raises MarlRayError for a URL that is none, and with the gateway's own words if it refuses.
     """
-    with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
-        return ask_with(client, path, body, f" (--url or {GATEWAY_VARIABLE} names another address)")
+    remedy = f" (--url or {GATEWAY_VARIABLE} names another address)"
+    with DeadlineClient(base_url=gateway_url(url, remedy), timeout=REQUEST_S, headers=key_headers()) as client:
+        return ask_with(client, path, body, remedy)
+
+
+def gateway_url(url: str, remedy: str = "") -> httpx.URL:
+    """Return the address of a gateway. Raises MarlRayError, which ends with `remedy`, if the text is no URL."""
+    try:
+        return httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise MarlRayError(f"gateway {url!r}: expected an address such as {EXAMPLE_URL}{remedy}") from error
 
 
 def key_headers(key: str | None = None) -> dict[str, str]:
@@ -38,7 +52,7 @@ def key_headers(key: str | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
-def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
+def ask_with(client: DeadlineClient, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
     """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer.
 
     Raises MarlRayError if the gateway does not answer, or refuses.
@@ -47,23 +61,41 @@ def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, r
         answer = client.get(path) if body is None else client.post(path, json=body)
     except httpx.UnsupportedProtocol as error:
         raise MarlRayError(
-            f"gateway {str(client.base_url)!r}: expected an address such as http://127.0.0.1:8000{remedy}"
+            f"gateway {str(client.base_url)!r}: expected an address such as {EXAMPLE_URL}{remedy}"
         ) from error
     except httpx.HTTPError as error:
         raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}{remedy}") from error
+    return read_answer(answer)
+
+
+def read_answer(answer: httpx.Response) -> JsonObject:
+    """Return the JSON object of a gateway's answer.
+
+    Raises MarlRayError with the gateway's own words if it refuses, or if the answer is none of a gateway's.
+    """
+    path = answer.request.url.path
     if answer.status_code not in (200, 201):
         try:
             refusal = answer.json()["error"]
             text = f"{refusal['field'] or 'request'}: {refusal['message']}"
         except (ValueError, KeyError, TypeError):
-            text = " ".join(answer.text.split())[:200]
-        key_source = (
-            f"the key comes from {KEY_VARIABLE}" if "authorization" in client.headers else f"{KEY_VARIABLE} is not set"
-        )
+            text = _shorten(answer.text)
+        has_key = "authorization" in answer.request.headers
+        key_source = f"the key comes from {KEY_VARIABLE}" if has_key else f"{KEY_VARIABLE} is not set"
         hint = f" ({key_source})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{hint}")
-    data: JsonObject = answer.json()
+    try:
+        data = answer.json()
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise MarlRayError(f"gateway {answer.request.url}: expected a JSON object, got {_shorten(answer.text)!r}")
     return data
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text in one line."""
+    return " ".join(text.split())[:MAX_SHOWN_CHARACTERS]
 
 
 def deploy_bundle(
@@ -102,9 +134,9 @@ def deploy_bundle(
     number = len(earlier["experiments"]) + 1
     config = {"name": f"{endpoint}-{number}", "endpoint": endpoint, "arms": arms, "strategy": strategy}
     # An experiment of one arm compares nothing, so its end disturbs nothing.
-    compares_nothing = current["status"] not in FINAL_STATUSES and len(current["arms"]) == 1
-    succeeded = {"succeeds": current["name"]} if compares_nothing else {}
-    return ask(url, "/v1/experiments", config | options | succeeded | {"reason": reason})
+    has_one_arm = current["status"] not in FINAL_STATUSES and len(current["arms"]) == 1
+    succession = {"succeeds": current["name"]} if has_one_arm else {}
+    return ask(url, "/v1/experiments", config | options | succession | {"reason": reason})
 
 
 def _production_arm(url: str, production: JsonObject) -> JsonObject:
@@ -117,8 +149,8 @@ def _production_arm(url: str, production: JsonObject) -> JsonObject:
 
 def report_lines(report: JsonObject) -> list[str]:
     """Format an experiment as a few lines of text."""
-    where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
-    rows = [f"{report['name']}: {report['status']}, {where}"]
+    progress = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
+    rows = [f"{report['name']}: {report['status']}, {progress}"]
     decision = report["decision"]
     rows += [
         f"  next: {decision['step'].replace('_', ' ')} {decision['arm'] or ''}".rstrip() + f", {decision['reason']}"

@@ -8,8 +8,7 @@ import asyncio
 import contextvars
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.http.deadlines import Deadlines
@@ -55,7 +54,7 @@ class CallBatcher(Generic[Argument, CallAnswer]):
         self._under_way: dict[asyncio.Task[None], int] = {}
         """Calls under way -> their numbers, the oldest first."""
         self._answered_calls = 0
-        self._sends_soon = False
+        self._is_send_due = False
 
     async def ask(self, argument: Argument) -> CallAnswer:
         """Return the answer, or raise the error that the call raised for this request.
@@ -66,9 +65,9 @@ class CallBatcher(Generic[Argument, CallAnswer]):
         loop = asyncio.get_running_loop()
         request = _CallRequest[Argument, CallAnswer](argument, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
-        if not self._sends_soon and len(self._under_way) < self._max_calls:
+        if not self._is_send_due and len(self._under_way) < self._max_calls:
             # Runs after all callbacks that are ready now, so the call includes all requests that have just arrived.
-            self._sends_soon = True
+            self._is_send_due = True
             loop.call_soon(self._send)
         try:
             return await self._deadlines.run(request.answer, self._deadline_s)
@@ -81,7 +80,7 @@ class CallBatcher(Generic[Argument, CallAnswer]):
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
-        self._sends_soon = False
+        self._is_send_due = False
         while self._waiting and len(self._under_way) < self._max_calls:
             idle = max(1, self._replicas - len(self._under_way))
             size = min(MAX_CALL_SIZE, -(-len(self._waiting) // idle))
@@ -130,11 +129,3 @@ class CallBatcher(Generic[Argument, CallAnswer]):
                 request.answer.set_exception(answer)
             else:
                 request.answer.set_result(answer)
-
-
-def cached_handle(handle: Any, **options: Any) -> Callable[[], Any]:
-    """Return a function that returns the handle with these options, which it makes at its first call.
-
-    Making one costs as much as a request. Serve's throughput mode binds a handle to the event loop, but threads make arms.
-    """
-    return cache(lambda: handle.options(**options))

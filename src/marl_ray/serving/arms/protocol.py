@@ -42,26 +42,27 @@ class TextRequest:
     greedy: bool = False
     changes: JsonMapping = field(default_factory=dict)
     """Fields of the bundle's GenerationConfig that the request overrides."""
-    hide_stop: bool = False
-    """True to leave the stop string, and the text that its last token has behind it, out of the response."""
-    names: bool = False
-    """True to give every token's own text."""
+    is_stop_hidden: bool = False
+    """True if the response lacks the stop string, and the text that its last token has behind it."""
+    has_names: bool = False
+    """True if every token comes with its own text."""
     top: int = 0
     """Number of the most likely tokens to list beside each token."""
     raw: bool = False
-    """True to encode a string without the chat template."""
+    """True if a string is encoded without the chat template."""
     tools: tuple[Mapping[str, object], ...] = ()
     """Tools that the model may call, as OpenAI's API describes them; the chat template shows them."""
     must_call: tuple[str, ...] = ()
     """Tools one of which the response must call once; if empty, the model decides."""
-    json_object: bool = False
-    """True if the response must be a JSON object, unless `max_tokens` or `stop` cuts it off."""
+    is_json_object: bool = False
+    """True if the response must be a JSON object, unless `max_tokens` or `stop` truncates it."""
     bias: LogitBias | None = None
     """Amounts added to the logits before a token is drawn."""
     streamed: bool = False
-    """True to send a chunk for every token. Otherwise only a few are sent: each hand-over costs a part of a step."""
+    """True if every token is sent in a chunk of its own. Otherwise a few chunks are sent: each hand-over costs a part of a
+    step."""
     logged: bool = False
-    """True if the first chunk shall name what the response began with (`ResponseStart`), for the log."""
+    """True if the first chunk names what the response began with (`ResponseStart`), for the log."""
 
 
 class NamedToken(NamedTuple):
@@ -100,7 +101,7 @@ class ResponseChunk:
     prompt_tokens: int
     """Number of tokens of the prompt; external arms report it in the last chunk alone."""
     names: list[NamedToken]
-    """Each token's own text, if the request sets `names`."""
+    """Each token's own text, if the request sets `has_names`."""
     tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely tokens and their log-probabilities, if the request sets `top`."""
     start: ResponseStart | None = None

@@ -8,13 +8,12 @@ start arms too.
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from ray import serve
-from ray.exceptions import RayTaskError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
@@ -26,9 +25,10 @@ from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
-from marl_ray.serving.arms.call_batching import CallBatcher, cached_handle
-from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
+from marl_ray.serving.arms.call_batching import CallBatcher
+from marl_ray.serving.arms.errors import ArmError, new_pass_number
 from marl_ray.serving.arms.external.model import ExternalModel
+from marl_ray.serving.arms.handle_calls import answer_of, cached_handle
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, TextArm, is_text
 from marl_ray.serving.scaling import ARM_ONGOING, MAX_ONGOING_REQUESTS, TEXT_SHARE, scaling
 
@@ -66,31 +66,6 @@ class ArmHost:
             else answer
             for answer in answers
         ]
-
-
-async def answer_of(send: Callable[[], Any]) -> Any:
-    """Return the answer of a call through a handle, which is sent once more if it is lost.
-
-    The call may be sent again because acts may be repeated. Raises LostError if the second call is lost too, ArmError
-    if the arm's own code failed, RequestError 503 if Serve refuses the call because its queue is full.
-    """
-    reason = ""
-    for _ in range(2):
-        response = send()
-        try:
-            return await response
-        except BackPressureError as error:
-            raise busy_error(str(error)) from None
-        except RayTaskError as error:
-            raise ArmError(repr(error), new_pass_number()) from None
-        except asyncio.CancelledError:
-            response.cancel()  # else the replica would continue computing an answer that nobody reads
-            if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-                raise
-            reason = "the call was cancelled"  # the other process cancelled it
-        except Exception as error:  # an actor died, a connection broke, Serve failed: the call is lost
-            reason = repr(error)
-    raise LostError(f"two calls were lost, the last one by {reason}", new_pass_number())
 
 
 class RemoteArm:
@@ -157,9 +132,14 @@ def start_host(
         )
         serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
     deadline = time.monotonic() + START_S
-    while (status := serve.status().applications[name]).status != "RUNNING":
-        if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
-            raise MarlRayError(f"bundle {reference!r}: its deployment {name} is {status.status}: {status.message}")
+    while (status := serve.status().applications.get(name)) is None or status.status != "RUNNING":
+        state = "not there" if status is None else f"{status.status}: {status.message}"
+        if status is not None and status.status == "DEPLOY_FAILED":
+            raise MarlRayError(f"bundle {reference!r}: its deployment {name} is {state}")
+        if time.monotonic() > deadline:
+            raise MarlRayError(
+                f"bundle {reference!r}: its deployment {name} does not run within {START_S:g} s, but is {state}"
+            )
         time.sleep(_POLL_S)
     try:
         handle = serve.get_app_handle(name)

@@ -36,7 +36,7 @@ class ResponseCache(Protocol):
     """Answers by key. A key that was put may be missing at any time."""
 
     async def get(self, key: bytes) -> bytes | None:
-        """Return the answer of a key, or None; raises nothing."""
+        """Return the answer of a key, None if the cache does not have it; raises nothing."""
 
     async def put(self, key: bytes, value: bytes) -> None:
         """Store an answer under a key for the configured time to live; raises nothing."""

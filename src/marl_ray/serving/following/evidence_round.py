@@ -39,7 +39,7 @@ class EvidenceRound:
     ):
         """Judge `live_experiments`, but of those that have ended only the ones that `ended` has as due.
 
-        `arms` tells which experiments still serve.
+        `arms` knows which experiments still serve.
         """
         self._stores, self._live_experiments, self._unit_reports = stores, live_experiments, unit_reports
         self._arms, self._ended = arms, ended
@@ -67,6 +67,7 @@ class EvidenceRound:
             raise failure
 
     def _experiments_to_judge(self, now: float) -> list[Router]:
+        """Return the open experiments, and those of the ended ones that are due at `now`, in monotonic seconds."""
         routers = self._live_experiments.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
         if due := self._ended.due_looks():
@@ -74,8 +75,10 @@ class EvidenceRound:
             names |= {name for name, at in due.items() if at <= moment}
         if now >= self.winners_at:
             self.winners_at = now + WINNER_S
-            serving = (routers[name] for name, arms in self._arms.needed.items() if arms)
-            names |= {router.config.name for router in serving if router.state.status is ExperimentStatus.PROMOTED}
+            serving_routers = (routers[name] for name, arms in self._arms.needed.items() if arms)
+            names |= {
+                router.config.name for router in serving_routers if router.state.status is ExperimentStatus.PROMOTED
+            }
         return [routers[name] for name in routers if name in names]
 
     def _judge(self, router: Router) -> None:
@@ -100,8 +103,8 @@ class EvidenceRound:
 
     def _record_shadows(self, name: str) -> None:
         # Copied at once, because the first copy of a request for another arm adds to the totals in the event loop.
-        counted = list(self._live_experiments.endpoints.routers[name].shadows.totals.items())
-        totals = {arm: asdict(counts) for arm, counts in counted}
+        totals_by_arm = list(self._live_experiments.endpoints.routers[name].shadows.totals.items())
+        totals = {arm: asdict(counts) for arm, counts in totals_by_arm}
         if totals and totals != self._recorded_shadows.get(name):
             self._stores.units.record_shadows(name, self._replica, totals)
             self._recorded_shadows[name] = totals

@@ -1,4 +1,4 @@
-"""Requests that report how sessions went: `/v1/outcomes`, and `/v1/outcomes/batch` for many of them."""
+"""Requests that report the outcomes of sessions: `/v1/outcomes`, and `/v1/outcomes/batch` for many of them."""
 
 import asyncio
 import math
@@ -47,7 +47,7 @@ class _ReadReport:
     values: Mapping[str, float]
     """`outcome` or name of a metric -> its value."""
     at: float | None
-    """Moment at which it came about, in seconds since 1970; None if the client names none."""
+    """Moment of the outcome, in seconds since 1970; None if the client names none."""
 
 
 OutcomeResult = JsonObject | RequestError

@@ -25,8 +25,8 @@ from marl_ray.serving.service import Service
 async def document(service: Service, request: Request) -> Response:
     """Answer `GET /openapi.json`."""
     # In a thread, because making the document takes 0.2 s; it is made once.
-    keyed = bool(service.admission.keys.keys)
-    return Response(await service.in_thread(openapi, ROUTES, request.root_path, keyed))
+    has_keys = bool(service.admission.keys.keys)
+    return Response(await service.in_thread(openapi, ROUTES, request.root_path, has_keys))
 
 
 async def docs(service: Service, request: Request) -> Response:
@@ -47,7 +47,7 @@ ROUTES = (
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes, "outcomes"),
     Route("GET", "/v1/endpoints", upkeep.endpoints, "endpoints"),
     Route("GET", "/v1/experiments", experiments.experiments, "experiments"),
-    Route("POST", "/v1/experiments", experiments.create, "create", loads=True),
+    Route("POST", "/v1/experiments", experiments.create, "create", is_slow=True),
     Route("GET", _EXPERIMENT, experiments.experiment, "experiment"),
     Route("GET", f"{_EXPERIMENT}/audit", experiments.audit, "audit"),
     Route("GET", f"{_EXPERIMENT}/curves", experiments.series, "series"),
@@ -58,7 +58,7 @@ ROUTES = (
     Route("GET", "/v1/models", upkeep.models, "models"),
     Route("GET", "/v1/models/{name}", openai_models.model, "model", error_body=error_body),
     Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", error_body=error_body),
-    Route("POST", "/models/{version}/load", upkeep.load, "load", loads=True),
+    Route("POST", "/models/{version}/load", upkeep.load, "load", is_slow=True),
     Route("GET", "/v2", open_inference_models.server, "server", error_body=open_inference_models.error_body),
     Route(
         "GET",

@@ -92,9 +92,7 @@ class ArmHolder:
         self.missing[name] = missing
         self._loading.discard(name)
         if not missing:
-            self._next_round_at = (
-                0.0  # so that `load_and_drop` looks again at once, because other arms may be needed by now
-            )
+            self._next_round_at = 0.0  # a round follows at once, because other arms may be needed by now
 
     def _load_arms(self, router: Router, arms_to_load: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
@@ -104,19 +102,19 @@ class ArmHolder:
         loaded, errors = load_arms(config, arms_to_load, live_experiments.bundles, stored)
         check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
         missing = {arm: str(error) for arm, error in errors.items()}
-        made: dict[str, Arm | TextArm] = {}
+        new_arms: dict[str, Arm | TextArm] = {}
         try:
             for arm, bundle in loaded.items():
                 try:
-                    made[arm] = live_experiments.start_arm(config, arm, bundle)
+                    new_arms[arm] = live_experiments.start_arm(config, arm, bundle)
                 except MarlRayError as error:
                     missing[arm] = str(error)
         except BaseException:  # no arm answers yet, and the next round makes them all again
-            for part in made.values():
+            for part in new_arms.values():
                 part.close()
             raise
-        if made:
-            live_experiments.endpoints.add_arms(router, made)
+        if new_arms:
+            live_experiments.endpoints.add_arms(router, new_arms)
         return missing
 
     def arm_states(self) -> dict[str, dict[str, str]]:

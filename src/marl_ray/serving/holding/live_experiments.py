@@ -79,8 +79,8 @@ class LiveExperiments:
             self.store.open(part.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
             state = self.store.assignment_state(part.config.name)
         except BaseException:
-            for made in arms.values():
-                made.close()
+            for new_arm in arms.values():
+                new_arm.close()
             raise
         return self.take_in(part.config, state, arms)
 

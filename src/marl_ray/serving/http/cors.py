@@ -32,8 +32,8 @@ def preflight(origins: tuple[str, ...], request: Request, method: str) -> Respon
     Returns None if the request is no such request, or if its origin is not allowed.
     """
     is_preflight = method == "OPTIONS" and b"access-control-request-method" in request.headers
-    allowed = {name for name, _ in allow_origin_headers(origins, request)}
-    if not is_preflight or b"access-control-allow-origin" not in allowed:
+    names = {name for name, _ in allow_origin_headers(origins, request)}
+    if not is_preflight or b"access-control-allow-origin" not in names:
         return None
-    named = ((b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", REQUEST_HEADERS))
-    return Response(b"", 204, headers=(*named, (b"access-control-max-age", PREFLIGHT_S)))
+    headers = ((b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", REQUEST_HEADERS))
+    return Response(b"", 204, headers=(*headers, (b"access-control-max-age", PREFLIGHT_S)))

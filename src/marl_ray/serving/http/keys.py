@@ -76,16 +76,16 @@ class Keys:
         """
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
         # All keys are compared, each in constant time, so that the duration reveals nothing.
-        matching = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
+        matching_keys = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         if not self.keys and permissions == ("admin",):
             raise RequestError(403, "authorization", "no api_keys are configured, so nobody may change experiments")
-        if not matching:
+        if not matching_keys:
             raise RequestError(401, "authorization", "expected a known key: authorization: Bearer KEY")
-        scopes = {*matching[0].scopes, *(("read",) if "admin" in matching[0].scopes else ())}
+        scopes = {*matching_keys[0].scopes, *(("read",) if "admin" in matching_keys[0].scopes else ())}
         if not scopes & set(permissions):
             expected = " or ".join(map(repr, permissions))
-            raise RequestError(403, "authorization", f"key {matching[0].name!r} lacks the scope {expected}")
-        return matching[0].name
+            raise RequestError(403, "authorization", f"key {matching_keys[0].name!r} lacks the scope {expected}")
+        return matching_keys[0].name
 
 
 def new_key(path: Path, name: str) -> str:

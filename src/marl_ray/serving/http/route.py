@@ -17,7 +17,7 @@ class Route(NamedTuple):
     handler: Handler
     operation: str | None = None
     """`operationId` in the OpenAPI document, which finds its description there; None of a page for people."""
-    loads: bool = False
-    """True if the operation fetches bundles, which gets a longer deadline."""
+    is_slow: bool = False
+    """True if the operation fetches bundles, so that it gets a longer deadline."""
     error_body: Callable[[RequestError], bytes] = RequestError.body
     """The function that writes an error's body."""

@@ -94,7 +94,7 @@ class _CounterCollector(Collector):
             "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*ARM_LABELS, "kind")
         )
         cost = CounterMetricFamily("marl_ray_gateway_cost_usd", "Price of external arms' tokens.", labels=ARM_LABELS)
-        unpriced = CounterMetricFamily(
+        unknown_costs = CounterMetricFamily(
             "marl_ray_gateway_cost_unknown", "Responses of arms with a price whose cost is unknown.", labels=ARM_LABELS
         )
         for experiment, arms in list(self._arms.items()):
@@ -108,7 +108,7 @@ class _CounterCollector(Collector):
                 if counters.cost_usd:
                     cost.add_metric([experiment, arm], counters.cost_usd)
                 if counters.cost_unknown:
-                    unpriced.add_metric([experiment, arm], counters.cost_unknown)
+                    unknown_costs.add_metric([experiment, arm], counters.cost_unknown)
         requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=ANSWER_LABELS)
         errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=ANSWER_LABELS)
         for (endpoint, status), count in list(self._answers.items()):
@@ -120,7 +120,7 @@ class _CounterCollector(Collector):
         )
         for endpoint, acts in list(self._holdouts.items()):
             holdouts.add_metric([endpoint], acts)
-        yield from (exposures, seconds, first_tokens, tokens, cost, unpriced, requests, errors, holdouts)
+        yield from (exposures, seconds, first_tokens, tokens, cost, unknown_costs, requests, errors, holdouts)
 
 
 class GatewayMetrics:
@@ -129,8 +129,8 @@ class GatewayMetrics:
     def __init__(self, replica: str | None = None) -> None:
         """Register the metrics of one replica.
 
-        `replica` labels every line of `text` with the replica's name, because each scrape of the replicas' common port
-        reads only one of them.
+        `replica` labels every line of `prometheus_text` with the replica's name, because each scrape of the replicas'
+        common port reads only one of them.
         """
         self._replica = replica
         self.registry = CollectorRegistry()
@@ -184,9 +184,9 @@ class _ReplicaRegistry(CollectorRegistry):
 
     def __init__(self, registry: CollectorRegistry, replica: str):
         super().__init__()
-        self._inner, self._named = registry, {"replica": replica}
+        self._registry, self._labels = registry, {"replica": replica}
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._inner.collect():
-            family.samples = [sample._replace(labels=sample.labels | self._named) for sample in family.samples]
+        for family in self._registry.collect():
+            family.samples = [sample._replace(labels=sample.labels | self._labels) for sample in family.samples]
             yield family

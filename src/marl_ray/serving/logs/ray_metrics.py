@@ -26,7 +26,7 @@ class RayMetrics:
         """Make it in a replica. `read` returns the current numbers; a thread calls it."""
         self._read = read
         self._metrics: dict[str, Any] = {}
-        self._pushed: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._last_values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def start(self) -> None:
         """Push the numbers every few seconds, for as long as the process lives."""
@@ -39,15 +39,15 @@ class RayMetrics:
                 if sample.name.endswith("_created"):
                     continue
                 labels = tuple(sorted(sample.labels.items()))
-                pushed = self._pushed.get((sample.name, labels))
-                if sample.value == pushed:
+                last_value = self._last_values.get((sample.name, labels))
+                if sample.value == last_value:
                     continue
-                self._pushed[sample.name, labels] = sample.value
+                self._last_values[sample.name, labels] = sample.value
                 metric = self._metric_of(family, sample.name, tuple(sorted(sample.labels)))
                 if family.type == "gauge":
                     metric.set(sample.value, tags=dict(labels))
-                elif sample.value > (pushed or 0.0):
-                    metric.inc(sample.value - (pushed or 0.0), tags=dict(labels))
+                elif sample.value > (last_value or 0.0):
+                    metric.inc(sample.value - (last_value or 0.0), tags=dict(labels))
 
     def _metric_of(self, family: Metric, name: str, labels: Any) -> Any:
         name = name.removesuffix("_total")  # Ray's agents add the suffix to counters
@@ -62,7 +62,7 @@ class RayMetrics:
             try:
                 self.push()
             except Exception:  # numbers may be missed, but no request may fail
-                _log.exception("the metrics of this replica are not told to Ray")
+                _log.exception("the metrics of this replica are not reported to Ray")
 
 
 def replica_name() -> str:

@@ -154,11 +154,13 @@ _FACT_ROWS = (("Endpoint", "endpoint"), ("Strategy", "strategy"), ("Assigned by"
 @cache
 def _environment() -> Environment:
     loader = FileSystemLoader(PAGES)
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["segment"] = lambda name: quote(str(name), safe="")
-    made.filters["label"] = _label
-    made.filters["sentence"] = lambda text: _label(text)[:1].upper() + _label(text)[1:]
-    return made
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["segment"] = lambda name: quote(str(name), safe="")
+    environment.filters["label"] = _label
+    environment.filters["sentence"] = lambda text: _label(text)[:1].upper() + _label(text)[1:]
+    return environment
 
 
 def _label(text: object) -> str:

@@ -100,8 +100,8 @@ def control_of(report: JsonMapping) -> str | None:
     The arm is the one that the report names, or else its first; None if it has no arm.
     """
     arms = part_of(report, "arms")
-    named = report.get("control")
-    return named if named in arms else next(iter(arms), None)
+    control = report.get("control")
+    return control if control in arms else next(iter(arms), None)
 
 
 def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
@@ -193,9 +193,9 @@ def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject
         {
             "name": name,
             "colour": colours[name],
-            "control": name == control_of(report),
+            "is_control": name == control_of(report),
             "rolled_back": bool(arm.get("rolled_back")),
-            "winner": name == report.get("winner"),
+            "is_winner": name == report.get("winner"),
             "traffic": _percent_text(arm.get("propensity")),
             "exposures": _count_text(arm.get("exposures")),
             "in_window": _count_text(arm.get("in_window")),
@@ -304,10 +304,10 @@ def split_of(report: JsonMapping) -> JsonObject | None:
     """Return the test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
     p_value = finite_or_none(ratio.get("p_value"))
-    shown = UNKNOWN_TEXT
+    p_value_text = UNKNOWN_TEXT
     if p_value is not None:
-        shown = f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
-    return {"p_value": shown, "alarm": bool(ratio.get("alarm"))} if ratio else None
+        p_value_text = f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+    return {"p_value": p_value_text, "alarm": bool(ratio.get("alarm"))} if ratio else None
 
 
 def shadow_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
@@ -323,7 +323,7 @@ def shadow_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObj
                 "colour": colours.get(arm, "c0"),
                 **{key: _count_text(totals.get(key)) for key in ("acts", "errors", "dropped", "decisions")},
                 "agreed": _percent_text(agreed / decisions) if decisions and agreed is not None else UNKNOWN_TEXT,
-                "likely": _per_token(totals),
+                "nats_per_token": _per_token(totals),
                 "pass": f"{1000 * seconds / acts:,.1f} ms" if acts and seconds is not None else UNKNOWN_TEXT,
             }
         )
@@ -368,6 +368,6 @@ def actions_of(report: JsonMapping) -> JsonObject:
     arms = part_of(report, "arms")
     remaining = [arm for arm in arms if arm != control_of(report) and not part_of(arms, arm).get("rolled_back")]
     return {
-        "arms": [{"name": arm, "promote": Action.PROMOTE in allowed, "rollback": True} for arm in remaining],
+        "arms": [{"name": arm, "can_promote": Action.PROMOTE in allowed} for arm in remaining],
         "experiment": [(action.value, label) for action, label in labels.items() if action in allowed],
     }

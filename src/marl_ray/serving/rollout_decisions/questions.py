@@ -41,7 +41,7 @@ class ArmTest:
     control: Summary
     """Summary of the control's observations: of units, clusters or blocks."""
     test: OneSided
-    missing: bool = False
+    has_missing: bool = False
     """True if units without a report do not count; the proof then holds for the lowest and the highest values that they
     may have had."""
 
@@ -53,7 +53,8 @@ class Measure:
     name: str
     better: str
     margin: float | RelativeMargin
-    binary: bool
+    is_binary: bool
+    """True if every value is 0 or 1."""
     range: tuple[float, float] | None
     """The range for the exact test; None unless units are assigned one by one: means of clusters and blocks change
     while their units arrive, and blocks are not drawn one by one."""
@@ -61,7 +62,7 @@ class Measure:
     """The least and greatest value that counts or may come; None if nothing bounds the values."""
 
     @property
-    def higher(self) -> bool:
+    def is_higher_better(self) -> bool:
         """True if greater values are better."""
         return self.better == "higher"
 
@@ -69,7 +70,7 @@ class Measure:
     def scale(self) -> float:
         """The factor that the control's mean is multiplied by."""
         margin = self.margin
-        return relative_scale(margin.relative, self.higher) if isinstance(margin, RelativeMargin) else 1.0
+        return relative_scale(margin.relative, self.is_higher_better) if isinstance(margin, RelativeMargin) else 1.0
 
     @property
     def absolute(self) -> float:
@@ -80,7 +81,7 @@ class Measure:
         """Return the question for the exact test; None if another test decides."""
         if self.range is None:
             return None
-        claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
+        claim = Claim(side, *self.range, self.absolute, self.is_higher_better, self.scale, missing)
         return BetQuestion(self.name, treatment, control, claim)
 
 
@@ -170,16 +171,16 @@ def ask(
     highest values that they may have had (`experiments/statistics/missing_outcomes.py`).
     """
     control, arms = plan.control, len(plan.weights)
-    treated, other = look.pair(measure.name, arm, control, arms)
+    treatment, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
     margin = relative * other.mean if relative is not None and other.n else measure.margin
     margin = margin if isinstance(margin, float) else 0.0
     reports = [share.mean for share in look.reporting.pair(measure.name, arm, control, arms)]
     missing = excludes_missing and min(reports) < 1
-    sign = 1 if measure.higher else -1
-    gain = sign * (treated.mean - other.mean)
+    sign = 1 if measure.is_higher_better else -1
+    gain = sign * (treatment.mean - other.mean)
     question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)
-    if min(treated.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
+    if min(treatment.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A relative margin of a mean that is not above 0 is meaningless.
         evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
@@ -192,7 +193,7 @@ def ask(
         evidence = question.test_reported_units()
         # The test is of "treatment - 0.98 control" if the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
-    return ArmTest(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
+    return ArmTest(measure.name, arm, measure.better, max(margin, 0.0), alpha, treatment, other, evidence, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ class ArmQuestion:
             return self._bet(None)
         pair = self.look.pair(*self._comparison, measure.scale)
         arms = self._summaries()
-        binary = measure.binary and all(_may_be_binary(summary) for summary in arms)
+        binary = measure.is_binary and all(_may_be_binary(summary) for summary in arms)
         evidence = self._test(pair, measure.absolute, binary, measure.scale)
         if not binary and _are_zeros_and_ones(arms):
             # The range is not declared, so other values may come. But a rare event that happened not to occur must not
@@ -268,18 +269,18 @@ class ArmQuestion:
         low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
-        shift, scale = measure.absolute if measure.higher else -measure.absolute, measure.scale
+        shift, scale = measure.absolute if measure.is_higher_better else -measure.absolute, measure.scale
         value = shifted_ends(low, high, shift, scale)[ENDS.index(end)]
         if nearer:
             value = nearer_end(reported, value, look.pair(*comparison), look.reporting.pair(*comparison))
-        treated, other = look.filled_summaries(*comparison, value=value, shift=shift, scale=scale)
+        treatment, other = look.filled_summaries(*comparison, value=value, shift=shift, scale=scale)
         # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
         # other one may be the smaller one by that.
-        of_treated, of_other = look.mean_excess(*comparison, value=value, end=end, shift=shift, scale=scale)
+        of_treatment, of_other = look.mean_excess(*comparison, value=value, end=end, shift=shift, scale=scale)
         back = -1 if end == "high" else 1
-        if ((self.side == PROMOTION) == measure.higher) == (end == "high"):
-            return replace(treated, mean=treated.mean + back * of_treated), other
-        return treated, replace(other, mean=other.mean + back * of_other)
+        if ((self.side == PROMOTION) == measure.is_higher_better) == (end == "high"):
+            return replace(treatment, mean=treatment.mean + back * of_treatment), other
+        return treatment, replace(other, mean=other.mean + back * of_other)
 
     def _bet(self, end: End | None) -> OneSided:
         question = self.measure.question(self.side, self.arm, self.plan.control, end)
@@ -300,7 +301,7 @@ class ArmQuestion:
             alpha=self.alpha,
             margin=margin,
             min_outcomes=self.min_outcomes,
-            higher_is_better=self.measure.higher,
+            higher_is_better=self.measure.is_higher_better,
             binary=binary,
             scale=scale,
         )

@@ -48,7 +48,7 @@ def describe(
     rows: JsonObject = {}
     for arm, outcome in outcomes.items():
         units, stored, arm_facts = look.units.get(arm, _NO_UNITS), record.config["arms"][arm], arms.get(arm, {})
-        around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
+        interval = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
         rows[arm] = {
             "bundle": stored.get("bundle") or stored.get("url"),
             "digest": arm_facts.get("digest", stored["digest"]),
@@ -62,15 +62,15 @@ def describe(
             "observations": outcome.n,
             "mean": _finite_or_none(outcome.mean),
             "variance": _finite_or_none(outcome.variance) if outcome.n > 1 else None,
-            "interval": _bounds(around),
+            "interval": _bounds(interval),
         }
     for harm, promotion in zip(results.harm, results.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = _difference(harm.arm, results.look, config, plan, alpha)
+        difference = _difference(harm.arm, results.look, config, plan, alpha)
         rows[harm.arm] |= {
-            "difference": _finite_or_none(between.estimate),
-            "difference_interval": _bounds(between),
-            "verdict": verdict(between, harm.margin).value,
+            "difference": _finite_or_none(difference.estimate),
+            "difference_interval": _bounds(difference),
+            "verdict": verdict(difference, harm.margin).value,
             "harm": _test(harm),
             "promotion": _test(promotion),
         }
@@ -111,11 +111,11 @@ def curves(series: Series, config: ExperimentConfig) -> CurveRows:
     for arm, moments in series.items():
         rows = points_by_arm.setdefault(arm, [])
         for at, moment_summary in moments:
-            around = mean_interval(
+            interval = mean_interval(
                 moment_summary, moment_summary.variance, alpha=config.alpha, min_outcomes=config.min_outcomes
             )
             rows.append(
-                [at, moment_summary.n, _finite_or_none(moment_summary.mean), *(_bounds(around) or (None, None))]
+                [at, moment_summary.n, _finite_or_none(moment_summary.mean), *(_bounds(interval) or (None, None))]
             )
     return points_by_arm
 

@@ -148,27 +148,27 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
     # If no report has a numeric value, reports and silence are the same and prove nothing about an arm.
     has_reports = any(look.reported.get("outcome", {}).values())
-    for harmed, bound in zip(harms, promotions, strict=True):
-        alarms = {result.metric: result for result in reports if result.arm == harmed.arm and result.test.alarm}
-        rails_of_arm = [result for result in guardrails if result.arm == harmed.arm]
+    for harm_test, promotion_test in zip(harms, promotions, strict=True):
+        alarms = {result.metric: result for result in reports if result.arm == harm_test.arm and result.test.alarm}
+        rails_of_arm = [result for result in guardrails if result.arm == harm_test.arm]
         proof = next(
-            (result.name for result in (harmed, *rails_of_arm) if result.test.proven and result.name not in alarms),
+            (result.name for result in (harm_test, *rails_of_arm) if result.test.proven and result.name not in alarms),
             None,
         )
-        enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        is_enough = min(harm_test.treatment.n, harm_test.control.n) >= config.min_outcomes
         reasons = (
             (_missing_evidence(look, plan.control, config, rail) for rail in rails_of_arm)
             if has_reports
             else [SILENCE_REASON]
         )
-        arms[harmed.arm] = ArmEvidence(
-            exposures.get(harmed.arm, 0),
+        arms[harm_test.arm] = ArmEvidence(
+            exposures.get(harm_test.arm, 0),
             harm=proof,
-            tested=enough and has_reports,
-            promotable=bound.test.proven and has_reports,
-            estimate=bound.test.gain,
+            tested=is_enough and has_reports,
+            promotable=promotion_test.test.proven and has_reports,
+            estimate=promotion_test.test.gain,
             unequal_reports=next((result.sentence(plan.control) for result in alarms.values()), None),
-            guardrail_gap=next((reason for reason in reasons if reason), None) if enough else None,
+            guardrail_gap=next((reason for reason in reasons if reason), None) if is_enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
     return LookResults(look, harms, guardrails, promotions, srm, reports, RolloutEvidence(arms, srm.alarm))
@@ -257,12 +257,12 @@ def _reallocate(
     state, plan = record.state, record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
     remaining = [arm for arm in plan.weights if arm not in state.rolled_back]
-    enough = all(results.look.summary("outcome", arm).n >= config.min_outcomes for arm in remaining)
+    is_enough = all(results.look.summary("outcome", arm).n >= config.min_outcomes for arm in remaining)
     if (
         state.status is not ExperimentStatus.RUNNING
         or now - since < config.reweigh_s
         or len(remaining) < 2
-        or not enough
+        or not is_enough
     ):
         return
     if results.srm.alarm or any(reporting.test.alarm for reporting in results.reporting):

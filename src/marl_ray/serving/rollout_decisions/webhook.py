@@ -17,6 +17,7 @@ import httpx
 import orjson
 
 from marl_ray.config.serving.gateway import WebhookConfig
+from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.records import AuditEntry
@@ -88,7 +89,7 @@ class Webhook:
         return pause
 
     def _send(self, entry: AuditEntry, endpoint: str) -> str | None:
-        """Return the reason why sending failed, or None."""
+        """Send an entry. Returns the reason why that failed, None if the other service has it."""
         body = orjson.dumps(asdict(entry) | {"endpoint": endpoint})
         at = str(int(time.time()))
         signature = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()
@@ -100,7 +101,10 @@ class Webhook:
         }
         try:
             # The body is not read, because an endless one would delay all other entries.
-            with httpx.stream("POST", self._config.url, content=body, headers=headers, timeout=SEND_S) as answer:
+            with (
+                DeadlineClient(timeout=SEND_S) as client,
+                client.stream("POST", self._config.url, content=body, headers=headers) as answer,
+            ):
                 return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return one_line(error)

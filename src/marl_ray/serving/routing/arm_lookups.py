@@ -30,10 +30,10 @@ class ArmLookups:
         self._max_statements, self._statements = threads, set[asyncio.Task[None]]()
         self._waiting: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._under_way: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
-        self._sends_soon, self._next_at = False, 0.0
+        self._is_send_due, self._next_at = False, 0.0
 
     async def ask(self, experiment: str, unit: str) -> Assignment | None:
-        """Return the arm of the unit's exposure in the store, or None. Raises the errors of `read`."""
+        """Return the arm of the unit's exposure in the store, None if it has none. Raises the errors of `read`."""
         key = experiment, unit
         # A statement under way may have missed an exposure written meanwhile, but so may the first caller's own
         # statement.
@@ -44,13 +44,13 @@ class ArmLookups:
         return await asyncio.shield(answer)  # a cancelled caller must not cancel the shared future
 
     def _send_soon(self) -> None:
-        if not self._sends_soon and len(self._statements) < self._max_statements:
-            self._sends_soon = True
+        if not self._is_send_due and len(self._statements) < self._max_statements:
+            self._is_send_due = True
             asyncio.get_running_loop().call_at(self._next_at, self._send)
 
     def _send(self) -> None:
         loop = asyncio.get_running_loop()
-        self._sends_soon, self._next_at = False, loop.time() + MIN_INTERVAL_S
+        self._is_send_due, self._next_at = False, loop.time() + MIN_INTERVAL_S
         batch = dict(list(self._waiting.items())[:MAX_UNITS])
         for key in batch:
             del self._waiting[key]

@@ -34,7 +34,7 @@ class SessionArm(NamedTuple):
     router: Router
     session: str
     unit_arm: UnitArm
-    takes_part: bool
+    is_unit: bool
     """True if the session is a unit of the experiment; other sessions get an arm but do not count."""
     holdout: bool = False
     """True if the session is held out of all experiments of the endpoint."""
@@ -61,10 +61,10 @@ class SessionArm(NamedTuple):
 
     def count_answer(self, seconds: float) -> None:
         """Count an answer to the session and the seconds that it took."""
-        noted = self.router.session(self.session) if self.takes_part else None
-        if noted is not None:
-            noted.acts += 1
-            noted.seconds += seconds
+        remembered = self.router.session(self.session) if self.is_unit else None
+        if remembered is not None:
+            remembered.acts += 1
+            remembered.seconds += seconds
 
     def charge(self, usd: float | None, reports: UnitReports) -> None:
         """Queue the cost of a response to the session, in USD; None if the cost is unknown.
@@ -72,10 +72,10 @@ class SessionArm(NamedTuple):
         Call it after `count_answer`: the first answer is noted in any case, so a session without priced responses has a
         cost of 0.
         """
-        if not self.takes_part or not counts_cost(self.router.config):
+        if not self.is_unit or not counts_cost(self.router.config):
             return
-        noted = self.router.session(self.session)
-        if usd is None or usd > 0 or (noted is not None and noted.acts == 1):
+        remembered = self.router.session(self.session)
+        if usd is None or usd > 0 or (remembered is not None and remembered.acts == 1):
             reports.note_cost(self.router.config.name, self.session, usd)
 
 
@@ -121,26 +121,26 @@ class Assigner:
             if forced not in router.arms:
                 reason = "not loaded here" if forced in router.config.arms else "unknown"
                 raise RequestError(400, "x-arm", f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}")
-            return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), takes_part=False)
+            return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), is_unit=False)
         holdout = self._is_held_out(router, session, cluster_id)
-        takes_part = router.takes_part(session, cluster_id)
-        if takes_part and (holdout or not router.includes(session, cluster_id, attributes)):
+        is_unit = router.is_in_share(session, cluster_id)
+        if is_unit and (holdout or not router.includes(session, cluster_id, attributes)):
             # A unit keeps its arm even if its attributes, the population or the hold-out have changed since.
-            takes_part = router.may_have_included(session, cluster_id)
-            takes_part = takes_part and (await self._have_met([router], session))[0]
-        elif not takes_part and router.has_places_by_cluster:
-            takes_part = (await self._have_met([router], session))[0]
-        if takes_part:
+            is_unit = router.may_have_included(session, cluster_id)
+            is_unit = is_unit and (await self._have_met([router], session))[0]
+        elif not is_unit and router.has_places_by_cluster:
+            is_unit = (await self._have_met([router], session))[0]
+        if is_unit:
             unit_arm = router.known_arm(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
-            return SessionArm(router, session, unit_arm, takes_part=True)
+            return SessionArm(router, session, unit_arm, is_unit=True)
         outside = router.with_control() if holdout else router.with_production()
-        return SessionArm(router, session, UnitArm(outside), takes_part=False, holdout=holdout)
+        return SessionArm(router, session, UnitArm(outside), is_unit=False, holdout=holdout)
 
     def expose(self, session_arm: SessionArm) -> Assignment:
         """Record the exposure before the pass, because a session has met its arm even if the arm then fails."""
         if session_arm.holdout:
             self._metrics.count_holdout(session_arm.router.config.served_as)
-        if not session_arm.takes_part:
+        if not session_arm.is_unit:
             return session_arm.assignment
         first, assignment = session_arm.router.expose(session_arm.session, session_arm.unit_arm)
         if first:
@@ -194,7 +194,7 @@ class Assigner:
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)
             names = ", ".join(router.config.name for router in routers)
-            _log.error("%s: assigning without the store: %s", names, str(error) or "it does not answer")
+            _log.error("%s: assigning without the store: %s", names, str(error) or f"no answer within {LOOKUP_S:g} s")
             return None
         except BaseException:
             self._circuit.forget(ticket)

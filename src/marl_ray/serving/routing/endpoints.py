@@ -116,14 +116,14 @@ def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | N
         if (
             not router.is_over
             and router.state.status is not ExperimentStatus.DRAFT
-            and router.takes_part(unit, cluster_id)
+            and router.is_in_share(unit, cluster_id)
         ):
             return router
     return next((router for router in routers if router.state.status is not ExperimentStatus.DRAFT), routers[-1])
 
 
 def remembering_experiment(routers: Iterable[Router], unit: str) -> Router | None:
-    """Return the first of these experiments in which this replica remembers the unit, or None."""
+    """Return the first of these experiments in which this replica remembers the unit, None if there is none."""
     return next((router for router in routers if router.session(unit) is not None), None)
 
 

@@ -53,7 +53,7 @@ class _HeldArms(NamedTuple):
 
     arms: Mapping[str, Arm | TextArm]
     is_text: bool
-    answering: Mapping[str, Sequence[str]]
+    answering_arms: Mapping[str, Sequence[str]]
     """Arm of the config -> the loaded arms that may answer for its sessions, in order of preference."""
 
 
@@ -98,8 +98,8 @@ class Router:
 
     def _hold_arms(self, arms: Mapping[str, Arm | TextArm]) -> _HeldArms:
         orders = {arm: dict.fromkeys((arm, self.production, self.control)) for arm in self.config.arms}
-        answering = {arm: [name for name in order if name in arms] for arm, order in orders.items()}
-        return _HeldArms(arms, any(is_text(arm.bundle) for arm in arms.values()), answering)
+        answering_arms = {arm: [name for name in order if name in arms] for arm, order in orders.items()}
+        return _HeldArms(arms, any(is_text(arm.bundle) for arm in arms.values()), answering_arms)
 
     @property
     def state(self) -> AssignmentState:
@@ -136,14 +136,14 @@ class Router:
 
     def answering_arms(self, arm: str) -> Sequence[str]:
         """Return the loaded arms that may answer for a session of this arm, in order of preference."""
-        return self._held.answering[arm]
+        return self._held.answering_arms[arm]
 
     def first_answering_arm(self, arm: str) -> str:
         """Return the first of `answering_arms`. Raises RequestError 503 if there is none."""
         return self._first_answering(self._held, arm)
 
     def _first_answering(self, held: _HeldArms, arm: str) -> str:
-        for name in held.answering[arm]:
+        for name in held.answering_arms[arm]:
             return name
         raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
 
@@ -270,7 +270,7 @@ class Router:
         """
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
-    def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
+    def is_in_share(self, unit: str, cluster_id: str | None = None) -> bool:
         """Return True if the unit is in the experiment's share of its layer.
 
         If clusters are randomized, its cluster must be. Other units get the production arm and do not count.

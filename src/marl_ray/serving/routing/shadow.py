@@ -47,8 +47,8 @@ class ShadowTotals:
     """Sum of the log-probabilities with which they were served."""
 
 
-class Compared(NamedTuple):
-    """One copy compared with the client's answer; fields are those of `ShadowTotals`."""
+class CopyComparison(NamedTuple):
+    """The comparison of one copy with the client's answer; fields are those of `ShadowTotals`."""
 
     decisions: int
     agreed: int
@@ -89,10 +89,10 @@ class Shadows:
         The arm acts greedily. Returns whether the copy was sent. Never raises.
         """
 
-        async def compare() -> Compared:
+        async def compare() -> CopyComparison:
             copied = await act(observations, True, masks)
             agreed = sum(np.array_equal(action, copied[agent][0]) for agent, (action, _) in answer.items())
-            return Compared(len(answer), agreed)
+            return CopyComparison(len(answer), agreed)
 
         return self._send(arm, compare, self._deadline_s)
 
@@ -105,17 +105,17 @@ class Shadows:
         whether the copy was sent. Never raises.
         """
 
-        async def compare() -> Compared:
-            chunks = await _await_response(writer, replace(request, logged=True, streamed=False, names=False))
+        async def compare() -> CopyComparison:
+            chunks = await _await_response(writer, replace(request, logged=True, streamed=False, has_names=False))
             agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].start
             if began is None or not ids or not isinstance(writer, ScoringArm):  # one of the two arms reports no tokens
-                return Compared(1, int(agreed))
+                return CopyComparison(1, int(agreed))
             tokens, log_prob = await writer.score(request.agent, began.prompt_ids, ids, text)
-            return Compared(1, int(agreed), tokens, log_prob, sum(log_probs))
+            return CopyComparison(1, int(agreed), tokens, log_prob, sum(log_probs))
 
         return self._send(arm, compare, TEXT_DEADLINE_S)
 
-    def _send(self, arm: str, compare: Callable[[], Awaitable[Compared]], deadline_s: float) -> bool:
+    def _send(self, arm: str, compare: Callable[[], Awaitable[CopyComparison]], deadline_s: float) -> bool:
         totals = self.totals.setdefault(arm, ShadowTotals())
         if self._closed or self.under_way >= self._limit:
             totals.dropped += 1
@@ -133,12 +133,15 @@ class Shadows:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._deadline_s)
 
-    async def _copy(self, arm: str, compare: Callable[[], Awaitable[Compared]], deadline_s: float) -> None:
+    async def _copy(self, arm: str, compare: Callable[[], Awaitable[CopyComparison]], deadline_s: float) -> None:
         totals = self.totals[arm]
         begun = self._clock()
         try:
-            async with asyncio.timeout(deadline_s):
-                compared = await compare()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    compared = await compare()
+            except TimeoutError:
+                raise TimeoutError(f"no answer within {deadline_s:g} s") from None
         # A cancellation that does not come from `close` is an error of the arm.
         except (Exception, asyncio.CancelledError) as error:
             if not self._closed:

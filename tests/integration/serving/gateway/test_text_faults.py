@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 from toy_serving.gateways import serving
@@ -39,14 +40,15 @@ async def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, pa
     assert opened == [0, 0] and errors == {}
 
 
-async def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway):
+@pytest.mark.parametrize("part", ["add", "step"])  # reading prompts, and writing tokens
+async def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway, part):
     async with serving(text_gateway) as (client, app):
         router = app.service.endpoints.routers["exp"]
         hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
         hung.patience_s = 0.3
         batch = hung.batch("writer")
-        step = batch.step
-        batch.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
+        work = getattr(batch, part)
+        setattr(batch, part, lambda argument: (stuck.set(), going_on.wait(60), work(argument))[-1])
         first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
         await until_async(stuck.is_set)
         others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
@@ -56,6 +58,21 @@ async def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gat
     assert {answer["arm"] for answer in answers} == {"one"}
     assert sum(answer.get("fallback_for") == "four" for answer in answers) > 3
     assert opened == 0  # all of one step
+
+
+async def test_requests_that_a_hung_arm_lost_leave_its_queue(text_gateway, monkeypatch):
+    monkeypatch.setattr("marl_ray.serving.arms.text.batcher.MAX_WAITING", 2)
+    async with serving(text_gateway) as (client, app):
+        hung, going_on = app.service.endpoints.routers["exp"].arms["four"], threading.Event()
+        hung.patience_s = 0.1
+        batch = hung.batch("writer")
+        step = batch.step
+        batch.step = lambda number: (going_on.wait(60), step(number))[-1]
+        # One after the other, so that never more than one of them waits.
+        answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
+        going_on.set()
+    assert {answer["arm"] for answer in answers} == {"one"}
+    assert sum(answer.get("fallback_for") == "four" for answer in answers) > 4
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/act"])
@@ -127,8 +144,10 @@ async def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch)
 async def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
     async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
         for arm in app.service.endpoints.routers["exp"].arms.values():
-            arm.patience_s = 0.02
-        calls = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
+            arm.patience_s = 0.5
+            batch = arm.batch("writer")
+            batch.step = lambda number, step=batch.step: (time.sleep(0.02), step(number))[-1]
+        calls = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(4)]
         answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {200, 503}
         assert all("no room in the batch" in answer.text for answer in answers if answer.status_code == 503)

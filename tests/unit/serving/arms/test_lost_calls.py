@@ -35,6 +35,18 @@ class Call:
         self.cancelled = True
 
 
+class Hung(Call):
+    """A response of Serve that does not come."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.begun = asyncio.Event()
+
+    def __await__(self):
+        self.begun.set()
+        yield from asyncio.sleep(60).__await__()
+
+
 def calls(*results: Any) -> tuple[Any, list[Call]]:
     """A sender of calls that end so, and the calls that were sent."""
     sent: list[Call] = []
@@ -50,7 +62,7 @@ def calls(*results: Any) -> tuple[Any, list[Call]]:
 def test_a_lost_call_is_sent_once_more(how):
     from ray.exceptions import ActorDiedError
 
-    from marl_ray.serving.arms.remote import answer_of
+    from marl_ray.serving.arms.handle_calls import answer_of
 
     ends = {"died": ActorDiedError(), "connection": ConnectionError("reset"), "cancelled": asyncio.CancelledError()}
     lost = ends[how]
@@ -66,7 +78,7 @@ def test_what_the_arms_own_code_raises_and_a_full_queue_are_no_lost_calls():
     from ray.exceptions import RayTaskError
     from ray.serve.exceptions import BackPressureError
 
-    from marl_ray.serving.arms.remote import answer_of
+    from marl_ray.serving.arms.handle_calls import answer_of
 
     send, sent = calls(RayTaskError("act", "Traceback ...", ValueError("x")), "answer")
     with pytest.raises(ArmError) as caught:
@@ -105,6 +117,29 @@ async def test_an_arm_that_is_made_in_a_thread_uses_its_handle_on_the_loop(tmp_p
         int(actions["agent"][0])
         for actions in [await arm.act({"agent": np.array(GOOD, np.float32)}, True) for _ in range(2)]
     ] == [1, 1]
+
+
+async def test_the_scoring_of_a_text_fails_as_an_arm_does_and_is_cancelled_with_its_caller():
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    from marl_ray.serving.arms.text.remote import RemoteTextArm
+
+    def arm_of(*results: Any) -> tuple[RemoteTextArm, list[Call]]:
+        send, sent = calls(*results)
+        return RemoteTextArm(None, Handle(lambda *_: send()), 5.0), sent
+
+    arm, sent = arm_of(ActorDiedError(), (3, -1.5))
+    assert await arm.score("a", [1], [2, 3, 4], "abc") == (3, -1.5) and len(sent) == 2
+    arm, sent = arm_of(RayTaskError("score", "Traceback ...", ValueError("x")))
+    with pytest.raises(ArmError, match="ValueError"):
+        await arm.score("a", [1], [2, 3, 4], "abc")
+    hung = Hung()
+    task = asyncio.ensure_future(RemoteTextArm(None, Handle(lambda *_: hung), 5.0).score("a", [1], [2], "b"))
+    await until_async(hung.begun.is_set, "the call")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert hung.cancelled
 
 
 class Elsewhere:

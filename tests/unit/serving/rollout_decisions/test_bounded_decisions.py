@@ -260,7 +260,7 @@ def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(stores, clock):
     clock.now += 2 * WINDOW
     results = look(stores, config)
     (fit,) = results.promotion
-    assert fit.missing and fit.test.gain == pytest.approx(0.15, abs=0.03) and not fit.test.proven
+    assert fit.has_missing and fit.test.gain == pytest.approx(0.15, abs=0.03) and not fit.test.proven
     bets = {q.claim.missing: bet for q, bet in results.look.bets.items() if q.claim.side == 1}
     assert bets[None].log_e > math.log(20) > min(bets["low"].log_e, bets["high"].log_e)
     assert fit.test.e_value == pytest.approx(math.exp(min(bets["low"].log_e, bets["high"].log_e)))
@@ -284,7 +284,7 @@ def test_successes_that_one_arm_reports_later_are_no_harm(stores, clock, randomi
     clock.now += 2 * WINDOW
     results = look(stores, config)
     (harm,) = results.harm
-    assert harm.missing and not harm.test.proven and not results.reporting[0].test.alarm
+    assert harm.has_missing and not harm.test.proven and not results.reporting[0].test.alarm
     pair = results.look.pair("outcome", "b", "a", 2)
     plain = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50}
     assert randomize == "cluster" or sequential.judge_harm(*pair, **plain).proven  # of those who report, it is one
@@ -298,7 +298,7 @@ def test_harm_among_those_who_report_is_found_at_both_ends(stores, clock):
     sessions(stores, 3_000, lambda arm, k: None if k % 2 else float(k % 20 < (8 if arm == "b" else 16)))
     clock.now += 2 * WINDOW
     (harm,) = look(stores, config).harm
-    assert harm.missing and harm.test.proven and -0.4 < harm.test.bound < -0.05
+    assert harm.has_missing and harm.test.proven and -0.4 < harm.test.bound < -0.05
 
 
 @given(

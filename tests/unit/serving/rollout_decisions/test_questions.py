@@ -36,7 +36,7 @@ def test_a_canary_whose_rare_failures_were_missed_by_luck_is_not_promoted():
     assert judge_promotion(canary, control, **rules).proven and not answered(PROMOTION, canary, control).test.proven
     assert (
         answered(PROMOTION, canary, control).test
-        == answered(PROMOTION, canary, control, replace(PLAIN, binary=True)).test
+        == answered(PROMOTION, canary, control, replace(PLAIN, is_binary=True)).test
     )
     # Another value, or none but ones: not such outcomes, and as uncertain as any.
     other = Summary(1_350, control.mean, control.variance * 1.01)
@@ -98,7 +98,7 @@ def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, p
     answer = ask(
         HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excludes_missing=True, **rules
     )
-    assert answer.missing and answer.test.proven is proven
+    assert answer.has_missing and answer.test.proven is proven
     assert answer.test.proven == (answer.test.bound < -1e-4)
     # Of those who report alone, all four are harm.
     assert ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, **rules).test.proven
@@ -109,7 +109,7 @@ def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
     for n, proven in ((300, False), (400, True)):
         look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
         answer = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
-        assert answer.missing and answer.test.proven is proven and answer.test.proven == (answer.test.bound > -0.02)
+        assert answer.has_missing and answer.test.proven is proven and answer.test.proven == (answer.test.bound > -0.02)
 
 
 @pytest.mark.parametrize(("ones", "zeros"), [(0, 360), (360, 0)])
@@ -136,7 +136,7 @@ def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, be
     rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
     measure = replace(PLAIN, better=better, margin=0.1)
     answer = ask(side, seen({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
-    assert answer.missing and answer.test.proven
+    assert answer.has_missing and answer.test.proven
     assert answer.test.bound < -0.1 if side == HARM else answer.test.bound > -0.1
 
 

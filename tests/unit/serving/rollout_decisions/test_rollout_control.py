@@ -151,7 +151,7 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(stores
         lambda k: f"c{k}",
     )
     results = results_of(stores, config)
-    assert results.promotion[0].missing and not results.promotion[0].test.proven and not results.harm[0].test.proven
+    assert results.promotion[0].has_missing and not results.promotion[0].test.proven and not results.harm[0].test.proven
     (reports,) = results.reporting
     assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
     assert reports.reported < 60 and reports.judged > 300

@@ -127,8 +127,8 @@ class ExternalArm:
     def without_key(self, text: str) -> str:
         """Return the server's words in one line, for errors and logs, with the API key removed.
 
-        The line has at most `MAX_SHOWN_CHARACTERS`. The key is removed before the text is cut, because a cut could leave a
-        part of it.
+        The line has at most `MAX_SHOWN_CHARACTERS`. The key is removed before the text is truncated, because a part of it
+        could remain otherwise.
         """
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(text.split())[:MAX_SHOWN_CHARACTERS]

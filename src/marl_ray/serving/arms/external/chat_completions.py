@@ -30,7 +30,7 @@ def chat_request(model: str, request: TextRequest) -> dict[str, object]:
         body["max_completion_tokens"] = changes["max_tokens"]
     if changes.get("stop"):
         body["stop"] = list(changes["stop"])
-    if request.names:
+    if request.has_names:
         body |= {"logprobs": True, "top_logprobs": request.top}
     if request.tools:
         body["tools"] = list(request.tools)
@@ -41,7 +41,7 @@ def chat_request(model: str, request: TextRequest) -> dict[str, object]:
     if request.bias is not None:
         body["logit_bias"] = {str(number): value for number, value in request.bias.tokens}
         body |= {"presence_penalty": request.bias.presence, "frequency_penalty": request.bias.frequency}
-    if request.json_object:
+    if request.is_json_object:
         body["response_format"] = {"type": "json_object"}
     return body
 

@@ -125,8 +125,12 @@ class TextBatcher:
     def leave(self, reply: BatchedReply) -> None:
         """See `ReplyQueue.leave`."""
         with self._wake:
-            self._abandoned.append(reply)
-            self._wake.notify()
+            # At once, because the thread may hang, and lost responses must not look like a full queue.
+            if reply in self._waiting:
+                self._waiting.remove(reply)
+            else:
+                self._abandoned.append(reply)
+                self._wake.notify()
 
     def _run(self) -> None:
         """Compute step after step until the arm is closed; the arm's thread."""
@@ -137,11 +141,11 @@ class TextBatcher:
                 for reply in self._abandoned:
                     for batch in self._batches.values():
                         batch.remove(reply)
-                abandoned = set(self._abandoned)
                 self._abandoned = []
-                self._waiting = deque(reply for reply in self._waiting if reply not in abandoned)
                 room = self._max_rows - self._count_rows()
                 new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+                for reply in new:
+                    reply.has_turn = True
                 if self._closing:
                     self._reject_all([*new, *self._waiting])
                     return

@@ -36,16 +36,16 @@ class Detokenizer:
         """Number of characters of the text of `_ids` that have been passed on."""
         self._held_back = ""
 
-    def add(self, ids: Sequence[int], last: bool) -> str:
-        """Return the text that later tokens cannot change; with the `last` tokens all of it."""
-        self._held_back += self._decode(ids, last)
+    def add(self, ids: Sequence[int], is_last: bool) -> str:
+        """Return the text that later tokens cannot change; with the last tokens (`is_last`) all of it."""
+        self._held_back += self._decode(ids, is_last)
         stops_at = [at for stop in self._hidden if (at := self._held_back.find(stop)) >= 0]
         if stops_at:
             text, self._held_back = self._held_back[: min(stops_at)], ""
             return text
         if self._plain_texts:
             self._newest_ids = [*self._newest_ids, *ids][-self._window :]
-            if last:
+            if is_last:
                 [visible] = decode_visibly(self._tokenizer, [self._newest_ids])
                 plain = max(
                     (plain_form for stop, plain_form in self._plain_texts.items() if stop in visible),
@@ -55,16 +55,16 @@ class Detokenizer:
                 self._held_back = self._held_back.removesuffix(plain)
         # Hold back the whole text of such a string: only the special token behind it decides whether it is hidden.
         ends = (*self._hidden, *(f"{plain}\0" for plain in self._plain_texts.values()))
-        keep = 0 if last else max((_overlap(self._held_back, stop) for stop in ends), default=0)
+        keep = 0 if is_last else max((_overlap(self._held_back, stop) for stop in ends), default=0)
         end = len(self._held_back) - keep
         text, self._held_back = self._held_back[:end], self._held_back[end:]
         return text
 
-    def _decode(self, ids: Sequence[int], last: bool) -> str:
+    def _decode(self, ids: Sequence[int], is_last: bool) -> str:
         self._ids += ids
         decoded = self._decode_all(self._ids)
         # Decode all of them together, because some tokenizers read a run of single bytes only as a whole.
-        end = len(decoded if last else decoded.rstrip(BROKEN_CHARACTER))
+        end = len(decoded if is_last else decoded.rstrip(BROKEN_CHARACTER))
         text, self._passed_on = decoded[self._passed_on : end], max(end, self._passed_on)
         # Special tokens have no text and cannot be context, on which the text of the next tokens depends.
         if end == len(decoded) and (behind := self._decode_all(self._ids[self._context :])):

@@ -9,8 +9,8 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.bundles.loading import load_bundle
-from marl_ray.serving.arms.call_batching import cached_handle
 from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
+from marl_ray.serving.arms.handle_calls import answer_of, cached_handle
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
@@ -65,12 +65,13 @@ class RemoteTextArm:
         self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """See `ScoringArm.score`."""
-        tokens, log_prob = await self._scoring().remote(agent, list(prompt_ids), list(ids), text)
+        """See `ScoringArm.score`; its caller has a deadline. Raises RequestError 503 if the queue of the host is full."""
+        scoring = self._scoring()
+        tokens, log_prob = await answer_of(lambda: scoring.remote(agent, list(prompt_ids), list(ids), text))
         return int(tokens), float(log_prob)
 
     def write(self, request: TextRequest) -> "_RemoteReply":
-        """Begin a response, and return it at once: the deployment is asked when its first chunk is."""
+        """Begin a response, and return it at once. What goes wrong comes with its first chunk."""
         return _RemoteReply(lambda: self._writing().remote(request), self._deadlines, self._deadline_s)
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ class BatchedReply(Reply):
 
     def __init__(self, arm: ReplyQueue, model: ServedModel, request: TextRequest, patience_s: float):
         self.model = model
-        self.joined = False
-        """True once it is in the batch."""
+        self.has_turn = False
+        """True once the arm's thread has taken it out of the queue."""
         self.loop = asyncio.get_running_loop()
         self._arm, self._request, self._patience_s = arm, request, patience_s
         self._new_tokens: list[Token] = []
@@ -65,7 +65,7 @@ class BatchedReply(Reply):
             async with asyncio.timeout(self._patience_s):
                 await self._arrived.wait()
         except TimeoutError:
-            if not self.joined and self._arm.step_number != step_before:
+            if not self.has_turn and self._arm.step_number != step_before:
                 return busy_rejection(f"no room in the batch within {self._patience_s:g} s")
             if not self._new_tokens:
                 raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
@@ -86,7 +86,7 @@ class BatchedReply(Reply):
             [token.log_prob for token in tokens],
             finish,
             len(self.prompt.ids),
-            [self.model.name_token(number) for number in ids] if self._request.names else [],
+            [self.model.name_token(number) for number in ids] if self._request.has_names else [],
             [[(self.model.name_token(number), p) for number, p in token.top] for token in tokens if token.top],
             began,
         )
@@ -103,6 +103,7 @@ class BatchedReply(Reply):
             self._arm.leave(self)
 
     async def _begin(self) -> RequestRejection | None:
+        """Read the prompt and the settings, and queue the response. Returns the refusal, None if it is queued."""
         request, model = self._request, self.model
         try:
             # In a thread: a long prompt would hold up everybody.
@@ -122,7 +123,7 @@ class BatchedReply(Reply):
         except MarlRayError as error:
             return RequestRejection(400, "prompt", str(error))
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
-        if request.hide_stop:
+        if request.is_stop_hidden:
             self._detokenizer = Detokenizer(model.tokenizer, self.generation.stop)
         refusal = self._arm.join(self)
         self._queued = refusal is None

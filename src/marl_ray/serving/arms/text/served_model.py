@@ -59,16 +59,16 @@ class ServedModel:
 
         Raises FieldError if this tokenizer cannot write it.
         """
-        if not request.json_object and not request.must_call:
+        if not request.is_json_object and not request.must_call:
             return None
-        field = "response_format" if request.json_object else "tool_choice"
+        field = "response_format" if request.is_json_object else "tool_choice"
         if not self.server.takes_guides:
             raise FieldError(field, f"an arm with engine={self.engine} writes no JSON on demand")
         try:
             guides_of(self.tokenizer)
         except MarlRayError as error:
             raise FieldError(field, str(error)) from None
-        if request.json_object:
+        if request.is_json_object:
             return OBJECT_START
         return call_guide(self.tokenizer, request.must_call)
 
@@ -107,7 +107,7 @@ class ServedModel:
         # A default may be shortened by a long prompt, what was asked for may not.
         default_tokens = max(1, min(self.generation.max_tokens, context - prompt_tokens))
         # The policy's own stop strings could end what a guide asks for too early.
-        guided = {"stop": ()} if request.json_object or request.must_call else {}
+        guided = {"stop": ()} if request.is_json_object or request.must_call else {}
         settings: GenerationConfig = self.generation.model_copy(
             update={"max_tokens": default_tokens, **guided, **request.changes}
         )

@@ -39,8 +39,6 @@ class TokenBatch:
             # The request's seed is the stream of a common one, so that prompts can be read together.
             handles = self.engine.decoder().add([reply.prompt for reply in group], 0, generation)
             self.rows.update(zip(handles, group, strict=True))
-            for reply in group:
-                reply.joined = True
 
     def step(self, number: int) -> list[tuple[BatchedReply, ReplyEvent]]:
         """Draw the next token of every row; `number` is that of the step.

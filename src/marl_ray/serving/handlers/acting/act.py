@@ -72,7 +72,7 @@ async def answer_act(service: Service, request: Request, data: Mapping[str, Any]
     else:
         arm_actions = await answer_by_actor_critic(service, session_arm, assignment.arm, inputs)
     _count_answer(service, session_arm, arm_actions, time.perf_counter() - start)
-    if session_arm.takes_part and service.acts is not None:
+    if session_arm.is_unit and service.acts is not None:
         _log_answer(service, service.acts, session_arm, assignment, act_request, arm_actions)
     return session_arm.head(assignment, arm_actions.arm) | arm_actions.parts
 

@@ -62,7 +62,7 @@ async def answer_by_text(service: Service, session_arm: SessionArm, arm: str, in
     attempts = service.failures.attempts(router, session_arm.session, arm)
     exchanges, name, ticket = await attempts.first_answer(ask, ask, "observations")
     router.circuits[name].success(ticket)
-    if session_arm.takes_part:
+    if session_arm.is_unit:
         for text_request, response in exchanges:
             shadow_text(router, text_request, response)
     return ArmActions(_text_parts(exchanges), name, exchanges)
@@ -106,7 +106,7 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
         router.circuits[name].success(ticket)
     else:
         router.circuits[name].forget(ticket)  # the arm was not asked
-    if session_arm.takes_part and router.state.shadows:
+    if session_arm.is_unit and router.state.shadows:
         _send_to_shadows(router, inputs, result)
     if result.cached_parts is not None:
         return ArmActions(result.cached_parts, name, [])
@@ -117,7 +117,7 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
 
 
 async def _look_up(cache: ResponseCache, digest: str, inputs: ActInputs) -> tuple[bytes, dict[str, Any] | None]:
-    """Return the key of the bundle's answer in the cache, and the parts of that answer or None."""
+    """Return the key of the bundle's answer in the cache, and the parts of that answer, None if it is not there."""
     key = cache_key(digest, inputs.observations, inputs.masks)
     return key, _parse_cached(await cache.get(key))
 

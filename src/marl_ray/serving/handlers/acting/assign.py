@@ -20,8 +20,8 @@ async def assign(service: Service, request: Request) -> Response:
     routers = service.endpoints.acting_routers(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
     attributes = attributes_of(data)
-    exposes = data.get("expose", True)
-    if not isinstance(exposes, bool):
+    is_exposing = data.get("expose", True)
+    if not isinstance(is_exposing, bool):
         raise RequestError(400, "expose", "expected true or false")
     session_arm = await service.assigner.assign(
         routers, session, cluster_id, attributes, service.admission.forced_arm(request)
@@ -29,12 +29,12 @@ async def assign(service: Service, request: Request) -> Response:
     router = session_arm.router
     # Before the exposure, because it raises an error if no arm is loaded.
     arm = router.first_answering_arm(session_arm.assignment.arm)
-    assignment = service.assigner.expose(session_arm) if exposes else session_arm.assignment
+    assignment = service.assigner.expose(session_arm) if is_exposing else session_arm.assignment
     if assignment.arm != session_arm.assignment.arm:  # a concurrent request has exposed the session to another one
         arm = router.first_answering_arm(assignment.arm)
     answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.digests[arm],
-        "exposed": exposes and session_arm.takes_part,
+        "exposed": is_exposing and session_arm.is_unit,
     }
     return Response(orjson.dumps(session_arm.head(assignment, arm) | answer_fields))

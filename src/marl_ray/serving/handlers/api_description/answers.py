@@ -88,9 +88,9 @@ Model = TypedDict("Model", {
 })
 ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelName], "models": list[Model]})
 Health = TypedDict("Health", {"status": Literal["ok"], "experiments": list[str]})
-Loaded = Literal["loaded", "loading", "missing"]
+ArmLoading = Literal["loaded", "loading", "missing"]
 Ready = TypedDict("Ready", {
-    "ready": bool, "arms": dict[str, dict[str, Loaded]], "missing": list[str], "device": str, "version": str,
+    "ready": bool, "arms": dict[str, dict[str, ArmLoading]], "missing": list[str], "device": str, "version": str,
     "since": float | None, "uptime_s": float | None,
 })
 # fmt: on

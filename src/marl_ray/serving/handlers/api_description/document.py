@@ -27,7 +27,7 @@ _ERROR_DESCRIPTIONS = {
     422: "The experiment's policies are of another kind.",
     429: "The key has used up its rate.",
     503: "The database is away, or no arm answers.",
-    504: "Not done in time.",
+    504: "No answer within the deadline.",
 }
 _TEXT: JsonSchema = {"type": "string"}
 _EVENT: JsonSchema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -36,7 +36,8 @@ _PARAMETERS: dict[str, dict[str, JsonSchema]] = {
     "header": {
         "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
         "x-session-id": _TEXT | {"description": "The unit, where the body names none."},
-        "x-arm": _TEXT | {"description": "Needs an admin key: act with this arm, outside of the experiment."},
+        "x-arm": _TEXT
+        | {"description": "Arm to act with, outside of the experiment; needs a key with the scope admin."},
     },
     "path": {
         "name": _TEXT | {"pattern": NAME_PATTERN},
@@ -45,19 +46,21 @@ _PARAMETERS: dict[str, dict[str, JsonSchema]] = {
     },
 }
 """Place of a parameter -> its name -> its schema."""
-_HEADERS: JsonSchema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
+_HEADERS: JsonSchema = {
+    "x-request-id": {"schema": _TEXT, "description": "The caller's own if it is valid, else a new one."}
+}
 
 
 @lru_cache(maxsize=8)
-def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
+def openapi(routes: tuple[Route, ...], base: str, has_keys: bool) -> bytes:
     """Return the OpenAPI document, as JSON.
 
-    `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys.
+    `base` is the prefix that the gateway is mounted at; `has_keys` says whether it has API keys.
     """
     paths: dict[str, JsonObject] = {}
     for route in routes:
         if route.operation is not None:
-            operation = _operation(route.operation, route.template, keyed)
+            operation = _operation(route.operation, route.template, has_keys)
             paths.setdefault(route.template, {})[route.method.lower()] = operation
     return orjson.dumps(
         {
@@ -65,7 +68,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
             "info": {
                 "title": "marl-ray gateway",
                 "version": __version__,
-                "description": "Units (sessions) meet arms (bundles of policies), and tell how it went.",
+                "description": "Sessions are assigned to arms (bundles of policies), act with them, and report outcomes.",
             },
             "servers": [{"url": base or "/"}],
             "paths": paths,
@@ -88,11 +91,11 @@ def _models() -> dict[str, JsonSchema]:
         Error,
         InferError,
         ExperimentConfig,
-        *(described.answer for described in OPERATIONS.values() if not isinstance(described.answer, dict)),
+        *(operation.answer for operation in OPERATIONS.values() if not isinstance(operation.answer, dict)),
     ]
     inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
-    made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
-    schemas: dict[str, JsonSchema] = made["$defs"]
+    definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
+    schemas: dict[str, JsonSchema] = definitions["$defs"]
     schemas["GuardrailConfig"]["required"].remove("better")  # some metrics have a default for it
     experiment = schemas["ExperimentConfig"]
     parts = {
@@ -102,48 +105,48 @@ def _models() -> dict[str, JsonSchema]:
     return schemas | {"ExperimentRequest": experiment | parts | {"title": "ExperimentRequest"}}
 
 
-def _operation(operation_id: str, template: str, keyed: bool) -> JsonObject:
-    described = OPERATIONS[operation_id]
+def _operation(operation_id: str, template: str, has_keys: bool) -> JsonObject:
+    operation = OPERATIONS[operation_id]
     path = [part.strip("{}") for part in template.split("/") if part.startswith("{")]
-    operation: JsonObject = {
+    fields: JsonObject = {
         "operationId": operation_id,
-        "summary": described.summary,
+        "summary": operation.summary,
         "parameters": [
             {"$ref": f"#/components/parameters/{name}"}
-            for name in (*path, *described.headers, "x-request-timeout-seconds")
+            for name in (*path, *operation.headers, "x-request-timeout-seconds")
         ],
-        "responses": _responses(described),
+        "responses": _responses(operation),
     }
-    if described.body is not None:
-        schema = {"$ref": f"#/components/schemas/{described.body}"}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if described.scope is not None:
-        operation["description"] = f"Needs a key with the scope {described.scope!r}, where keys are configured."
-        if keyed or described.scope == "admin":
-            operation["security"] = [{"key": []}]
-    return operation
+    if operation.body is not None:
+        schema = {"$ref": f"#/components/schemas/{operation.body}"}
+        fields["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if operation.scope is not None:
+        fields["description"] = f"Needs a key with the scope {operation.scope!r}, where keys are configured."
+        if has_keys or operation.scope == "admin":
+            fields["security"] = [{"key": []}]
+    return fields
 
 
-def _responses(described: Operation) -> JsonSchema:
+def _responses(operation: Operation) -> JsonSchema:
     """Return the operation's errors and good answers, by status."""
-    answer = described.answer
-    content: JsonSchema = {described.media: {"schema": answer if isinstance(answer, dict) else _reference(answer)}}
-    if described.streams:
+    answer = operation.answer
+    content: JsonSchema = {operation.media: {"schema": answer if isinstance(answer, dict) else _reference(answer)}}
+    if operation.is_streamable:
         content |= {"text/event-stream": {"schema": _EVENT}}
     success = {"description": "Done.", "headers": _HEADERS, "content": content}
     responses = {
-        str(status): _error_response(described, status) for status in sorted({400, 504, *described.error_statuses})
+        str(status): _error_response(operation, status) for status in sorted({400, 504, *operation.error_statuses})
     }
-    responses[str(described.status)] = success
-    if described.not_ready is not None:
-        responses["503"] = success | {"description": described.not_ready}
+    responses[str(operation.status)] = success
+    if operation.not_ready is not None:
+        responses["503"] = success | {"description": operation.not_ready}
     return responses
 
 
-def _error_response(described: Operation, status: int) -> JsonSchema:
-    if described.error is Error:
+def _error_response(operation: Operation, status: int) -> JsonSchema:
+    if operation.error is Error:
         return {"$ref": f"#/components/responses/{status}"}
-    return _describe_error(status, described.error)
+    return _describe_error(status, operation.error)
 
 
 def _parameter(name: str, where: str, schema: JsonSchema) -> JsonSchema:

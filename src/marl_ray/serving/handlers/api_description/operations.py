@@ -36,7 +36,7 @@ from marl_ray.serving.http.keys import Permission
 
 
 class Operation(NamedTuple):
-    """One operation, as its callers need to know it."""
+    """One operation, as the document describes it."""
 
     summary: str
     answer: Any
@@ -44,14 +44,19 @@ class Operation(NamedTuple):
     error_statuses: tuple[int, ...] = ()
     """Statuses of errors besides those that every operation may have."""
     body: str | None = None
+    """Name of the schema of the request's body; None without a body."""
     scope: Permission | None = None
+    """The scope that a key needs; None if no key is needed."""
     headers: tuple[str, ...] = ()
-    streams: bool = False
+    """Names of the headers that the operation reads."""
+    is_streamable: bool = False
     """True if the operation may also answer with server-sent events."""
     error: Any = Error
+    """A pydantic model of an error's body."""
     status: int = 200
     """Status of a good answer."""
     media: str = "application/json"
+    """Type of a good answer's content."""
     not_ready: str | None = None
     """The meaning of status 503, where it has the same answer as a good one."""
 
@@ -77,25 +82,28 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "generate": Operation(
         "Text of token policies", GenerateAnswer, (*_CLIENT_STATUSES, 422, 503), "GenerateRequest", "inference",
-        ("x-session-id", "x-arm"), streams=True,
+        ("x-session-id", "x-arm"), is_streamable=True,
     ),
     "completions": Operation(
         "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT_STATUSES, 422, 503), "ChatRequest",
-        "inference", ("x-session-id", "x-arm"), streams=True,
+        "inference", ("x-session-id", "x-arm"), is_streamable=True,
     ),
     "text_completions": Operation(
         "Texts that continue prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT_STATUSES, 422, 503),
-        "CompletionRequest", "inference", ("x-session-id", "x-arm"), streams=True,
+        "CompletionRequest", "inference", ("x-session-id", "x-arm"), is_streamable=True,
     ),
     "outcome": Operation(
-        "How a session went", OutcomeAnswer, (*_CLIENT_STATUSES, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+        "The outcome of a session", OutcomeAnswer, (*_CLIENT_STATUSES, 409, 503), "OutcomeRequest", "outcomes",
+        ("x-session-id",),
     ),
     "outcomes": Operation(
         "Many outcomes at once, each answered by itself", OutcomesAnswer, (401, 403, 413, 429, 503), "OutcomesRequest",
         "outcomes", ("x-session-id",),
     ),
-    "endpoints": Operation("What clients act on, and what serves it", EndpointList, _READER_STATUSES, scope="read"),
-    "experiments": Operation("All experiments in a few words", ExperimentList, (401, 403, 429), scope="read"),
+    "endpoints": Operation(
+        "Endpoints, their experiments, and what serves them in production", EndpointList, _READER_STATUSES, scope="read",
+    ),
+    "experiments": Operation("All experiments, a row each", ExperimentList, (401, 403, 429), scope="read"),
     "create": Operation(
         "Begin an experiment", ExperimentReport, (*_ADMIN_STATUSES, 413, 503), "ExperimentRequest", "admin", status=201,
     ),
@@ -106,26 +114,27 @@ OPERATIONS: dict[str, Operation] = {
     "series": Operation("Outcomes over time", Curves, (404, *_READER_STATUSES), scope="read"),
     **{
         action.value: Operation(
-            f"Change an experiment: {action.value}", Changed, (*_ADMIN_STATUSES, 404, 413, 503), "ChangeRequest", "admin",
+            f"Change an experiment: {action.value}", Changed, (*_ADMIN_STATUSES, 404, 413, 503), "ChangeRequest",
+            "admin",
         )
         for action in Action
     },
     "models": Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
     **dict.fromkeys(
         ("model", "agent_model"),
-        Operation("What OpenAI's clients may name as `model`", ModelName, (404, *_READER_STATUSES), scope="read"),
+        Operation("A name that OpenAI's clients may give as `model`", ModelName, (404, *_READER_STATUSES), scope="read"),
     ),
     "load": Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN_STATUSES, 503), scope="admin"),
     "server": Operation("The server, by the Open Inference Protocol", ServerMetadata, error=InferError),
     "server_live": Operation("Whether this replica lives, by that protocol", ServerLive, error=InferError),
     "server_ready": Operation(
-        "Whether this replica is ready; 503 while it is not", ServerReady, error=InferError, not_ready="Not ready.",
+        "Whether this replica is ready; 503 if not", ServerReady, error=InferError, not_ready="Not ready.",
     ),
     "model_metadata": Operation(
         "An endpoint's inputs and outputs", ModelMetadata, (404, 422, *_READER_STATUSES), scope="read", error=InferError,
     ),
     "model_ready": Operation(
-        "Whether an endpoint answers; 503 while it does not", ModelReady, (404, *_READER_STATUSES), scope="read",
+        "Whether an endpoint answers; 503 if not", ModelReady, (404, *_READER_STATUSES), scope="read",
         error=InferError, not_ready="Not ready.",
     ),
     "infer": Operation(
@@ -134,8 +143,8 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "health": Operation("Whether this replica lives", Health),
     "ready": Operation(
-        "Whether this replica has all that takes traffic; 503 while it has not", Ready,
-        not_ready="Not ready; `missing` has what for.",
+        "Whether this replica can answer for all experiments with traffic; 503 if not", Ready,
+        not_ready="Not ready; `missing` has the arms that are not loaded.",
     ),
     "metrics": Operation("Numbers for Prometheus, of this replica", {"type": "string"}, media="text/plain"),
     "document": Operation("This document", {"type": "object"}),

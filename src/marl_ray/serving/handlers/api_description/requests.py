@@ -31,9 +31,9 @@ _TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX
 _STOP: JsonSchema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _FLAG: JsonSchema = {"type": ["boolean", "null"]}
 _FIELDS: dict[str, JsonSchema] = {
-    "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
-    "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
-    "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
+    "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional if there is only one."},
+    "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; without it the header x-session-id."},
+    "cluster_id": _IDENTIFIER | {"description": "The unit's cluster (a match, a lobby), where clusters are randomized."},
     "attributes": {
         "type": ["object", "null"],
         "maxProperties": MAX_ATTRIBUTES,
@@ -41,17 +41,17 @@ _FIELDS: dict[str, JsonSchema] = {
         "additionalProperties": {"anyOf": [
             {"type": ["number", "boolean"]}, {"type": "string", "minLength": 1, "maxLength": MAX_ATTRIBUTE_LENGTH},
         ]},
-        "description": "What experiments with a population ask for, by name, in printable characters.",
+        "description": "The unit's attributes by name, by which populations choose; in printable characters.",
     },
     "observations": {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#/components/schemas/Array"}},
     "action_masks": {
         "type": "object",
         "additionalProperties": {"type": "array", "items": {"enum": [0, 1, False, True]}},
-        "description": "By agent, of those observed: whether each action is allowed.",
+        "description": "Agent -> whether each of its actions is allowed.",
     },
     "mode": {"enum": ["sample", "greedy"], "default": "sample"},
-    "expose": {"type": "boolean", "default": True, "description": "Whether the session meets the arm with this."},
-    "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
+    "expose": {"type": "boolean", "default": True, "description": "Whether this exposes the session to the arm."},
+    "agent": {"type": ["string", "null"], "description": "The agent that writes; optional if one policy plays all agents."},
     "prompt": {"type": "string"},
     "max_tokens": _TOKENS,
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": MAX_TEMPERATURE, "description": "0 is greedy."},
@@ -61,20 +61,20 @@ _FIELDS: dict[str, JsonSchema] = {
     "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
     "stream": _FLAG | {"description": "Answer by server-sent events."},
     "model": {"type": "string", "description": "An endpoint, or ENDPOINT/AGENT, as /v1/models lists them."},
-    "user": _IDENTIFIER | {"description": "The unit; or else the header x-session-id, or this request alone."},
-    "value": _NUMBER | {"description": "The session's outcome; larger is better. Optional where metrics are given."},
+    "user": _IDENTIFIER | {"description": "The unit; without it the header x-session-id, or this request alone."},
+    "value": _NUMBER | {"description": "The session's outcome; larger is better. Optional if there are metrics."},
     "at": {
         "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "date-time"}, {"type": "null"}],
-        "description": "When it came about: seconds since 1970, or a time with its zone. For charts and exports.",
+        "description": "Moment of the outcome, for charts and exports: seconds since 1970, or a time with its zone.",
     },
     "metrics": {
         "type": "object",
         "propertyNames": {"minLength": 1, "maxLength": 100, "not": {"const": "outcome"}},
         "additionalProperties": _NUMBER,
-        "description": "What guardrails ask for, by name.",
+        "description": "Further numbers by name, for guardrails.",
     },
     "reason": REASON,
-    "arm": {"type": ["string", "null"], "description": "The treatment that is meant, where it could be several."},
+    "arm": {"type": ["string", "null"], "description": "The treatment to change; optional if there is only one."},
     "epoch": {"type": ["integer", "null"], "description": "The epoch that the change was decided on."},
 }  # fmt: skip
 

@@ -106,9 +106,9 @@ def _read_tensors(where: str, parts: object) -> dict[str, Mapping[str, object]]:
 
 
 def _list_agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
-    """Return the agents that have an input with this suffix.
+    """Return the agents that have an input with the suffix `end`.
 
-    Raises RequestError if the suffix belongs to no agent's input.
+    Raises RequestError if an input is neither an agent's observation nor its mask.
     """
     for name in inputs:
         if name not in tensors and not (name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in tensors):
@@ -143,11 +143,11 @@ def _parse_array(tensor_input: JsonMapping) -> np.ndarray:
     if not isinstance(tensor_input.get("data"), list):
         raise RequestError(400, f"{where}.data", "expected a list")
     try:
-        fits = consists_of(tensor_input["data"], JSON_TYPES[tensor_input["datatype"][0]])
-        array = np.array(tensor_input["data"]) if fits else np.empty(0)
+        has_right_types = consists_of(tensor_input["data"], JSON_TYPES[tensor_input["datatype"][0]])
+        array = np.array(tensor_input["data"]) if has_right_types else np.empty(0)
     except (ValueError, OverflowError):  # lists of different lengths
-        fits, array = False, np.empty(0)
-    if not fits or array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
+        has_right_types, array = False, np.empty(0)
+    if not has_right_types or array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
         raise RequestError(
             400, f"{where}.data", f"expected {math.prod(shape)} values of the type {tensor_input['datatype']}"
         )

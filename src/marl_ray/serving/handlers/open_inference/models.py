@@ -40,8 +40,8 @@ class Tensor(NamedTuple):
 
 def error_body(error: RequestError) -> bytes:
     """Return an error as a body of the protocol, one text that begins with the field."""
-    named = f"{error.field}: {error}" if error.field else str(error)
-    return orjson.dumps({"error": named})
+    text = f"{error.field}: {error}" if error.field else str(error)
+    return orjson.dumps({"error": text})
 
 
 async def server(service: Service, request: Request) -> Response:

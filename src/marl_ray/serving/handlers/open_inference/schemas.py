@@ -39,8 +39,8 @@ INFER_PARTS: dict[str, JsonSchema] = {
     "InferRequest": {
         "type": "object",
         "properties": {
-            "id": {"type": ["string", "null"], "description": "Comes back; the unit, where nothing else names one."},
-            "parameters": _PARAMETERS | {"description": "session_id, cluster_id, attributes, mode, as of /v1/act."},
+            "id": {"type": ["string", "null"], "description": "Repeated in the answer; the unit if nothing else names it."},
+            "parameters": _PARAMETERS | {"description": "session_id, cluster_id, attributes and mode, as in /v1/act."},
             "inputs": {
                 "type": "array",
                 "minItems": 1,
@@ -64,7 +64,7 @@ INFER_PARTS: dict[str, JsonSchema] = {
                     "properties": {"name": {"type": "string"}, "parameters": _PARAMETERS},
                     "required": ["name"],
                 },
-                "description": "Which to tell; all, when not given.",
+                "description": "The outputs to return; all by default.",
             },
         },
         "required": ["inputs"],

@@ -50,12 +50,12 @@ async def chat_completions(service: Service, request: Request) -> Response | Str
     """Answer `POST /v1/chat/completions`. Raises RequestError naming a wrong field, and if no arm answers."""
     service.admission.admit(request, "inference")
     data = await request.read_object(CHAT_FIELDS)
-    messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")
+    messages, tools, has_log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")
     top = top_of(data, "top_logprobs", MAX_TOP_LOGPROBS)
-    if top and not log_probs:
+    if top and not has_log_probs:
         raise RequestError(400, "top_logprobs", "expected logprobs beside it")
-    json_object = _wants_json(data.get("response_format"))
-    if json_object and tools.definitions:
+    is_json_object = _is_json_object(data.get("response_format"))
+    if is_json_object and tools.definitions:
         raise RequestError(400, "response_format", "expected text where there are tools to call")
     if data.get("max_completion_tokens") is not None:
         if data.get("max_tokens") is not None:
@@ -69,16 +69,16 @@ async def chat_completions(service: Service, request: Request) -> Response | Str
         agent,
         messages,
         options.settings,
-        hide_stop="stop" in options.settings.changes,
-        names=log_probs,
+        is_stop_hidden="stop" in options.settings.changes,
+        has_names=has_log_probs,
         top=top,
         streamed=options.streamed,
         tools=tools.definitions,
         must_call=tools.must_call,
-        json_object=json_object,
+        is_json_object=is_json_object,
         bias=options.bias,
     )
-    completion = _Completion(completion_id, options, log_probs, tools)
+    completion = _Completion(completion_id, options, has_log_probs, tools)
     return await respond_with_text(
         request,
         TextResponseWriter(service, session_arm, arm_request),
@@ -93,7 +93,8 @@ def chat_error_body(error: RequestError) -> bytes:
     return error_body(error, "messages")
 
 
-def _wants_json(response_format: object) -> bool:
+def _is_json_object(response_format: object) -> bool:
+    """Return True if the format is a JSON object, False if it is text. Raises RequestError 400 for others."""
     kind = response_format.get("type") if isinstance(response_format, dict) else None
     if response_format is not None and kind not in FORMATS:
         raise RequestError(400, "response_format", f"unsupported, expected the type {' or '.join(FORMATS)}")
@@ -103,9 +104,9 @@ def _wants_json(response_format: object) -> bool:
 class _Completion:
     """One completion in OpenAI's words."""
 
-    def __init__(self, completion_id: str, options: CompletionOptions, log_probs: bool, tools: Tools):
+    def __init__(self, completion_id: str, options: CompletionOptions, has_log_probs: bool, tools: Tools):
         self._head = {"id": completion_id, "created": int(time.time()), "model": options.model}
-        self._log_probs, self._usage, self._tools = log_probs, options.usage, tools
+        self._has_log_probs, self._has_usage, self._tools = has_log_probs, options.has_usage, tools
 
     def _reader(self) -> ToolCallReader | None:
         names = {tool["function"]["name"] for tool in self._tools.definitions}
@@ -151,7 +152,7 @@ class _Completion:
         except RequestError as error:  # the status has already been sent
             yield b"data: " + chat_error_body(error) + b"\n\n"
             return
-        if self._usage:
+        if self._has_usage:
             yield server_sent_event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))
         yield b"data: [DONE]\n\n"
 
@@ -159,7 +160,7 @@ class _Completion:
         self, writer: TextResponseWriter, choices: list[object], usage: Mapping[str, int] | None
     ) -> dict[str, object]:
         chunk = answer_fields(writer, self._head, "chat.completion.chunk", choices)
-        return chunk | {"usage": usage} if self._usage else chunk
+        return chunk | {"usage": usage} if self._has_usage else chunk
 
     def _logprobs_field(
         self,
@@ -167,7 +168,7 @@ class _Completion:
         log_probs: Sequence[float],
         tops: Sequence[Sequence[tuple[NamedToken, float]]],
     ) -> dict[str, object] | None:
-        if not self._log_probs:
+        if not self._has_log_probs:
             return None
         content: list[dict[str, object]] = [
             _describe_token(name, log_prob)

@@ -40,12 +40,12 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     data = await request.read_object(COMPLETION_FIELDS)
     prompts = _read_prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
-    log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
+    has_log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
     options = read_options(data, COMPLETION_NEUTRAL_VALUES)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, completion_id)
-    extra_settings: JsonObject = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
-    extra_settings["hide_stop"] = "stop" in options.settings.changes
+    extra_settings: JsonObject = {"has_names": has_log_probs, "top": top, "raw": True, "bias": options.bias}
+    extra_settings["is_stop_hidden"] = "stop" in options.settings.changes
     writers = [
         TextResponseWriter(
             service,
@@ -54,7 +54,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
         )
         for prompt in prompts
     ]
-    completions = _Completions(completion_id, options, log_probs)
+    completions = _Completions(completion_id, options, has_log_probs)
 
     def close() -> None:
         for writer in writers:
@@ -83,7 +83,7 @@ async def _gather(parts: Sequence[Any]) -> list[Any]:
 
 
 def _read_prompts(prompt: Any, max_prompts: int) -> list[str | tuple[int, ...]]:
-    """Return the texts and lists of token ids; RequestError 400 or 413."""
+    """Return the texts and lists of token ids. Raises RequestError 400 or 413."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
@@ -107,9 +107,9 @@ def _is_ids(value: Any) -> bool:
 class _Completions:
     """The texts in OpenAI's words."""
 
-    def __init__(self, completion_id: str, options: CompletionOptions, log_probs: bool):
+    def __init__(self, completion_id: str, options: CompletionOptions, has_log_probs: bool):
         self._head = {"id": completion_id, "created": int(time.time()), "model": options.model}
-        self._log_probs, self._usage = log_probs, options.usage
+        self._has_log_probs, self._has_usage = has_log_probs, options.has_usage
 
     def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> JsonObject:
         choices = [
@@ -144,20 +144,20 @@ class _Completions:
         except RequestError as error:  # the status has already been sent
             yield b"data: " + error_body(error) + b"\n\n"
             return
-        if self._usage:
+        if self._has_usage:
             yield server_sent_event(self._chunk(writers[0], [], usage_of(prompt, completion)))
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> JsonObject:
         chunk = answer_fields(writer, self._head, "text_completion", choices)
-        return chunk | {"usage": usage} if self._usage else chunk
+        return chunk | {"usage": usage} if self._has_usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> JsonObject | None:
         """Return the log-probabilities of a whole text or a chunk of one; None if none are asked for.
 
         The chunk begins `offset` characters of tokens behind the text's beginning.
         """
-        if not self._log_probs:
+        if not self._has_log_probs:
             return None
         offsets = []
         for token in text.names:

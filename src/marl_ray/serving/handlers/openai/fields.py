@@ -61,7 +61,7 @@ class CompletionOptions(NamedTuple):
     settings: Settings
     streamed: bool
     """True if the answer is sent as events."""
-    usage: bool
+    has_usage: bool
     """True if the last event of a stream has the numbers of tokens."""
     bias: LogitBias | None
     """None if the request changes no logits."""
@@ -74,21 +74,21 @@ def read_options(data: dict[str, object], neutral: Mapping[str, object]) -> Comp
     invalid field.
     """
     streamed, options = boolean_field(data, "stream"), data.get("stream_options")
-    usage = False
+    has_usage = False
     if options is not None:
         if not streamed:
             raise RequestError(400, "stream_options", "expected none without stream")
         if not isinstance(options, dict):
             raise RequestError(400, "stream_options", "expected an object")
         # Other options, such as include_obfuscation, concern only the transport.
-        usage = boolean_field(options, "include_usage")
+        has_usage = boolean_field(options, "include_usage")
     for name, neutral_value in neutral.items():
         if not _is_neutral(data.get(name), neutral_value):
             raise RequestError(400, name, f"unsupported, expected {orjson.dumps(neutral_value).decode()} or nothing")
     model = data.get("model")
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
-    return CompletionOptions(model, settings_of(data), streamed, usage, _read_bias(data))
+    return CompletionOptions(model, settings_of(data), streamed, has_usage, _read_bias(data))
 
 
 def _read_bias(data: Mapping[str, object]) -> LogitBias | None:

@@ -60,16 +60,16 @@ def _read_message(where: str, message: object) -> Message:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not parts or not all(_is_text_part(part) for part in parts):
         raise RequestError(400, f"{where}.content", "expected a text, or a list of parts of the type text")
-    read: dict[str, object] = {"role": role, "content": "".join(part["text"] for part in parts)}
+    fields: dict[str, object] = {"role": role, "content": "".join(part["text"] for part in parts)}
     if calls:
-        read["tool_calls"] = [_read_call(f"{where}.tool_calls.{k}", call) for k, call in enumerate(calls)]
+        fields["tool_calls"] = [_read_call(f"{where}.tool_calls.{k}", call) for k, call in enumerate(calls)]
     if role == "tool":
         if not isinstance(message.get("tool_call_id"), str):
             raise RequestError(400, f"{where}.tool_call_id", "expected a text")
-        read["tool_call_id"] = message["tool_call_id"]
+        fields["tool_call_id"] = message["tool_call_id"]
         if isinstance(message.get("name"), str):
-            read["name"] = message["name"]
-    return read
+            fields["name"] = message["name"]
+    return fields
 
 
 def _is_text_part(part: object) -> bool:
@@ -93,8 +93,8 @@ def _read_call(where: str, call: object) -> Message:
         arguments = None
     if not isinstance(arguments, dict):  # chat templates need objects
         raise RequestError(400, f"{where}.function.arguments", "expected a JSON object as a text")
-    read = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {"id": call["id"], **read} if call.get("id") is not None else read
+    fields = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **fields} if call.get("id") is not None else fields
 
 
 def _is_writable_json(value: object) -> bool:

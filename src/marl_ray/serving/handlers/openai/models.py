@@ -13,10 +13,9 @@ async def model(service: Service, request: Request) -> Response:
     """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`. Raises RequestError 404 for another model."""
     await service.admission.admit_reader(request, "inference")
     model_id = "/".join(request.path_params.values())
-    served = service.endpoints.routers_of(request.path_params["name"])
-    for each in models_of(served):
-        if each["id"] == model_id:
-            return Response(orjson.dumps(each))
+    for row in models_of(service.endpoints.routers_of(request.path_params["name"])):
+        if row["id"] == model_id:
+            return Response(orjson.dumps(row))
     raise RequestError(404, "model", f"no such model {model_id!r}, expected one of those in /v1/models")
 
 
@@ -32,4 +31,4 @@ def models_of(routers: Sequence[Router]) -> list[dict[str, object]]:
     agents, name = newest.bundle_of(newest.control).agents, newest.config.served_as
     names = [name] if len(set(agents.values())) == 1 else [f"{name}/{agent}" for agent in agents]
     created = int(newest.created)
-    return [{"id": each, "object": "model", "created": created, "owned_by": "marl-ray"} for each in names]
+    return [{"id": model_id, "object": "model", "created": created, "owned_by": "marl-ray"} for model_id in names]

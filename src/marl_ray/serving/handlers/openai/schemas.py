@@ -65,10 +65,10 @@ _SHARED_PROPERTIES: dict[str, JsonSchema] = {
         "type": ["object", "null"],
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-        "description": "Token id -> what is added to its logit.",
+        "description": "Token id -> the amount that is added to its logit.",
     },
-    "presence_penalty": _PENALTY | {"description": "Taken off the logit of every token that the text has already."},
-    "frequency_penalty": _PENALTY | {"description": "As often as the text has the token already."},
+    "presence_penalty": _PENALTY | {"description": "Subtracted from the logit of every token that the text has already."},
+    "frequency_penalty": _PENALTY | {"description": "Subtracted once for each time that the text has the token already."},
     **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED_FIELDS)},
 }  # fmt: skip
 _NOTHING_ELSE = "Nothing else is supported."
@@ -94,10 +94,10 @@ _CHAT: dict[str, JsonSchema] = _SHARED_PROPERTIES | {
             "required": ["type", "function"],
         },
     ]},
-    "parallel_tool_calls": _FLAG | {"description": "False: an answer has one call at most."},
+    "parallel_tool_calls": _FLAG | {"description": "False if an answer may have one call at most."},
     "response_format": {
         "type": ["object", "null"], "properties": {"type": {"enum": list(FORMATS)}}, "required": ["type"],
-        "description": "json_object: the answer is a JSON object, unless it is cut off. Not with tools.",
+        "description": "json_object: the answer is a JSON object, unless it is truncated. Not with tools.",
     },
     **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in CHAT_NEUTRAL_VALUES.items()},
 }  # fmt: skip
@@ -112,11 +112,11 @@ _COMPLETION: dict[str, JsonSchema] = _SHARED_PROPERTIES | {
             _TOKEN_IDS,
             {"type": "array", "minItems": 1, "items": _TOKEN_IDS},
         ],
-        "description": "Without a chat template; token ids are taken as they are. Each of several has its own choice.",
+        "description": "Read without a chat template; token ids are taken unchanged. Each prompt has its own choice.",
     },
     "logprobs": {
         "type": ["integer", "null"], "minimum": 0, "maximum": MAX_LOGPROBS,
-        "description": "How many of the most likely tokens to tell beside each.",
+        "description": "Number of the most likely tokens to list beside each token.",
     },
     **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in COMPLETION_NEUTRAL_VALUES.items()},
 }  # fmt: skip

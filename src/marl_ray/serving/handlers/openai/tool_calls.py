@@ -25,26 +25,26 @@ class ToolCallReader:
         self.calls = 0
         """The number of calls so far."""
 
-    def add(self, text: str, last: bool) -> tuple[str, list[JsonObject]]:
+    def add(self, text: str, is_last: bool) -> tuple[str, list[JsonObject]]:
         """Return the text that later tokens cannot change, and the calls that are complete.
 
         The calls are in the form of OpenAI's API.
         """
         self._held_back += text
-        if self._is_json is None and (self._held_back.strip() or last):
+        if self._is_json is None and (self._held_back.strip() or is_last):
             self._is_json = self._held_back.lstrip()[:1] in ("{", "[")
-        if not last and self._is_json is not False:
+        if not is_last and self._is_json is not False:
             return "", []
         if self._is_json and (calls := calls_in(self._held_back)) and all(call.name in self._names for call in calls):
             return "", self._call_fields(calls)
         self._is_json = False
-        return self._read_blocks(last)
+        return self._read_blocks(is_last)
 
-    def _read_blocks(self, last: bool) -> tuple[str, list[dict[str, object]]]:
+    def _read_blocks(self, is_last: bool) -> tuple[str, list[dict[str, object]]]:
         text, calls = "", list[JsonObject]()
         while (at := self._held_back.find(OPEN_TAG)) >= 0:
-            end, certain = _closing_index(self._held_back, at + len(OPEN_TAG))
-            if not certain and not last:
+            end, is_certain = _closing_index(self._held_back, at + len(OPEN_TAG))
+            if not is_certain and not is_last:
                 break
             block = self._held_back[at + len(OPEN_TAG) : end if end >= 0 else None]
             behind = len(self._held_back) if end < 0 else end + len(CLOSE_TAG)
@@ -57,27 +57,27 @@ class ToolCallReader:
             else:
                 text += self._held_back[:behind]
             self._held_back = self._held_back[behind:]
-        kept_length = 0 if last else _overlap(self._held_back, OPEN_TAG)
+        kept_length = 0 if is_last else _overlap(self._held_back, OPEN_TAG)
         if at >= 0:
             kept_length = len(self._held_back) - at
         text += self._held_back[: len(self._held_back) - kept_length]
         self._held_back = self._held_back[len(self._held_back) - kept_length :]
-        return self._strip_blanks(text, last), calls
+        return self._strip_blanks(text, is_last), calls
 
-    def _strip_blanks(self, text: str, last: bool) -> str:
+    def _strip_blanks(self, text: str, is_last: bool) -> str:
         """Return the text without blanks around calls.
 
         Blanks at its end are held back until the next part.
         """
-        unblanked = self._held_blanks + text
-        shown = unblanked if last and not self.calls else unblanked.rstrip()
-        self._held_blanks = unblanked[len(shown) :]
-        return shown
+        text_with_blanks = self._held_blanks + text
+        visible = text_with_blanks if is_last and not self.calls else text_with_blanks.rstrip()
+        self._held_blanks = text_with_blanks[len(visible) :]
+        return visible
 
     def _call_fields(self, calls: list[WrittenCall]) -> list[dict[str, object]]:
         if not self._parallel:
             calls = calls[: 1 - min(self.calls, 1)]
-        answered = [
+        call_fields = [
             {
                 "index": self.calls + k,
                 "id": f"call_{secrets.token_hex(12)}",
@@ -86,8 +86,8 @@ class ToolCallReader:
             }
             for k, call in enumerate(calls)
         ]
-        self.calls += len(answered)
-        return answered
+        self.calls += len(call_fields)
+        return call_fields
 
 
 def _closing_index(text: str, begin: int) -> tuple[int, bool]:

@@ -28,7 +28,7 @@ def log_text(
     assert service.acts is not None
     start, prompt = response.start or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
-    guided = ["guide"] if request.json_object or request.must_call else []
+    guided = ["guide"] if request.is_json_object or request.must_call else []
     biased = ["bias"] if request.bias is not None else []
     service.acts.put(
         LoggedText(

@@ -9,7 +9,7 @@ import orjson
 from marl_ray.serving.arms.protocol import Reply, ResponseChunk, TextRequest
 from marl_ray.serving.handlers.texts.records import log_text, shadow_text
 from marl_ray.serving.handlers.texts.written_response import (
-    CUT_FINISH,
+    BROKEN_OFF_FINISH,
     WrittenResponse,
     collect_response,
     join_chunks,
@@ -65,7 +65,7 @@ class TextResponseWriter:
         """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
-        keeps_chunks = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
+        keeps_chunks = session_arm.is_unit and (service.acts is not None or bool(session_arm.router.state.shadows))
         self._chunks: list[ResponseChunk] | None = [] if keeps_chunks else None
         """All chunks so far, kept for the log and for shadows; None if neither needs them."""
 
@@ -83,14 +83,14 @@ class TextResponseWriter:
     def headers(self) -> Headers:
         """The same facts as HTTP headers, complete once the response has begun."""
         session_arm = self._session_arm
-        named = {
+        values = {
             "x-experiment": session_arm.router.config.name,
             "x-arm": self._arm,
             "x-session-id": session_arm.session,
         }
         if session_arm.holdout:
-            named["x-holdout"] = "true"
-        return tuple((name.encode(), header_text(value)) for name, value in named.items())
+            values["x-holdout"] = "true"
+        return tuple((name.encode(), header_text(value)) for name, value in values.items())
 
     async def begin(self) -> None:
         """Wait for the first token. Raises RequestError if the request is refused, or if no arm answers."""
@@ -168,11 +168,12 @@ class TextResponseWriter:
             request, response = self._request, join_chunks(self._chunks)
             if self._service.acts is not None:
                 log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
-            if response.finish != CUT_FINISH:
+            if response.finish != BROKEN_OFF_FINISH:
                 shadow_text(self._session_arm.router, request, response)
         self._chunks = None
 
     def _finish(self, chunk: ResponseChunk) -> None:
+        """Log and count the complete response, of which `chunk` is the last one."""
         self._log()
         self._is_under_way = False
         router, seconds = self._session_arm.router, time.perf_counter() - self._start

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from marl_ray.serving.arms.protocol import NamedToken, Reply, RequestRejection, ResponseChunk, ResponseStart
 from marl_ray.serving.http.messages import RequestError
 
-CUT_FINISH = "cut"
-"""The finish of a response that was given up, or whose arm failed."""
+BROKEN_OFF_FINISH = "cut"
+"""The finish of a response that broke off, because its client left or its arm failed; the act log stores this text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenResponse:
-    """A complete response."""
+    """A response that has ended."""
 
     text: str
     ids: list[int]
@@ -20,7 +20,7 @@ class WrittenResponse:
     log_probs: list[float]
     """The log-probability of each token."""
     finish: str
-    """`stop`, `length` or CUT_FINISH."""
+    """`stop`, `length` or BROKEN_OFF_FINISH."""
     prompt_tokens: int
     """Number of tokens of the prompt."""
     names: list[NamedToken]
@@ -57,12 +57,12 @@ async def collect_response(next_chunk: Callable[[], Awaitable[ResponseChunk]]) -
 
 
 def join_chunks(chunks: Sequence[ResponseChunk]) -> WrittenResponse:
-    """Join the chunks to a response; without a `finish` it was cut."""
+    """Join the chunks to a response; without a `finish` it broke off."""
     return WrittenResponse(
         text="".join(chunk.text for chunk in chunks),
         ids=[number for chunk in chunks for number in chunk.ids],
         log_probs=[log_prob for chunk in chunks for log_prob in chunk.log_probs],
-        finish=chunks[-1].finish or CUT_FINISH,
+        finish=chunks[-1].finish or BROKEN_OFF_FINISH,
         prompt_tokens=chunks[-1].prompt_tokens,
         names=[name for chunk in chunks for name in chunk.names],
         tops=[top for chunk in chunks for top in chunk.tops],
