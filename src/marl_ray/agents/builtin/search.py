@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents
-from marl_ray.config.base import first_mistake
+from marl_ray.config.mistakes.wording import first_mistake
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files.stored_texts import StoredTexts
 
@@ -191,7 +191,7 @@ class Corpus:
         except OSError as error:
             raise MarlRayError(f"corpus: {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise MarlRayError(f"corpus: {path}, line {number}: {first_mistake(error)}") from error
+            raise MarlRayError(f"corpus: {path}, line {number}: {first_mistake(error, model=Document)}") from error
         if not parsed:
             raise MarlRayError(f"corpus: {path} has no documents")
         return cls(parsed)

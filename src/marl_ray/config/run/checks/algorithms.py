@@ -2,7 +2,7 @@
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import message_of
+from marl_ray.config.mistakes.wording import explain
 from marl_ray.config.run.algorithms import ADAM_KEYS, READ_WITH_KEY
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.config.run.keys import RunKeys
@@ -26,7 +26,7 @@ def _valid_hyper(config: RunKeys, name: str) -> HyperParameters:
         first = error.errors()[0]
         of_policy = first["loc"] and first["loc"][0] in config.team[name].hyper
         key = ".".join([*(["team", name] if of_policy else []), "hyper", *map(str, first["loc"])])
-        raise ValueError(f"{key}: {message_of(first)}") from error
+        raise ValueError(explain(first, key)) from error
 
 
 def _check_readers(config: RunKeys, name: str, hyper: HyperParameters) -> None:
