@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
 import numpy as np
 
 from marl_ray.api.calls import named_arguments
+from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.administration.requests import ask_with, key_headers
@@ -38,7 +38,7 @@ class Client:
     @named_arguments
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
         """`timeout_s` is the deadline of one request in seconds."""
-        self._client = httpx.Client(base_url=url, timeout=timeout_s, headers=key_headers(key))
+        self._client = DeadlineClient(base_url=url, timeout=timeout_s, headers=key_headers(key))
 
     @named_arguments
     def act(

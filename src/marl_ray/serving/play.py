@@ -16,6 +16,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
+from marl_ray.serving.administration.requests import read_answer
 
 REQUEST_S = 30.0
 """Seconds that one request to the gateway may take."""
@@ -66,7 +67,7 @@ async def play_episodes(
             env.close()
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=None, headers=headers) as client:  # noqa: S113  see `post`
         await asyncio.gather(*(player(client) for _ in range(min(concurrency, episodes))))
     return played
 
@@ -136,12 +137,12 @@ async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
 
 
 async def post(client: httpx.AsyncClient, path: str, body: JsonObject) -> JsonObject:
-    """Return the answer's JSON. Raises MarlRayError on any other status than 200."""
+    """Return the JSON answer to a POST, whole within REQUEST_S. Raises MarlRayError as `play_episodes` does."""
+    where = f"gateway {str(client.base_url).rstrip('/')}{path} does not answer"
     try:
-        response = await client.post(path, json=body)
+        async with asyncio.timeout(REQUEST_S):
+            return read_answer(await client.post(path, json=body))
+    except TimeoutError:
+        raise MarlRayError(f"{where}: no whole answer within {REQUEST_S:g} s") from None
     except httpx.HTTPError as error:
-        raise MarlRayError(f"gateway {client.base_url}{path.lstrip('/')} does not answer: {one_line(error)}") from error
-    if response.status_code != 200:
-        raise MarlRayError(f"gateway refused {path} with {response.status_code}: {response.text}")
-    data: JsonObject = response.json()
-    return data
+        raise MarlRayError(f"{where}: {one_line(error)}") from error

@@ -4,14 +4,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gymnasium.spaces import Text
+from servers.dripping_server import dripping
 from toy_serving.gateways import serving
 from toy_serving.text_gateways import make_text_bundle, text_config
 from toys.texts import Echo
 
 from marl_ray.config import GatewayConfig
-from marl_ray.serving.play import PlayedEpisode, play_episode
+from marl_ray.errors import MarlRayError
+from marl_ray.serving import play as playing
+from marl_ray.serving.play import PlayedEpisode, play_episode, post
 
 
 class Narrow(Echo):
@@ -52,3 +56,11 @@ def test_agents_of_texts_take_turns_and_their_return_is_the_outcome(gateway):
 def test_a_text_that_the_environment_refuses_ends_the_episode(gateway):
     (cut,) = play(gateway, Narrow(("a", "b")))
     assert len(cut.latencies) == 2 and cut.episode_return > 0  # what the agents had earned until then
+
+
+async def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeypatch):
+    monkeypatch.setattr(playing, "REQUEST_S", 0.3)
+    with dripping() as url:
+        async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+            with pytest.raises(MarlRayError, match=r"/headers does not answer: no whole answer within 0\.3 s$"):
+                await post(client, "/headers", {})

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from marl_ray.deadline_threads import CallTimeoutError, run_side_by_side
+from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side
 from marl_ray.envs.text.base import COSTS
 from marl_ray.envs.web.environment import TASK_STEPS, BrowserEnv
 from marl_ray.errors import MarlRayError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.deadline_threads import CallTimeoutError, run_side_by_side
+from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side
 from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError

@@ -12,7 +12,7 @@ import numpy as np
 from pettingzoo import AECEnv
 
 from marl_ray.config.random_streams import ORDER_BITS
-from marl_ray.deadline_threads import CallTimeoutError, run_side_by_side
+from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side
 from marl_ray.envs.batch import group_positions
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 
+from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
 from marl_ray.json_types import JsonMapping, JsonObject
@@ -16,6 +17,8 @@ GATEWAY_VARIABLE = "MARL_RAY_GATEWAY"
 """Environment variable with the gateway's address."""
 REQUEST_S = 30.0
 """Seconds that one request to the gateway may take."""
+MAX_SHOWN_CHARACTERS = 200
+"""Maximum number of characters that an error shows of an answer that is no gateway's."""
 WATCH_S = 2.0
 """Seconds between requests of a watched experiment, which a person reads."""
 
@@ -25,7 +28,7 @@ def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:
 
     Raises MarlRayError with the gateway's own words if it refuses.
     """
-    with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
+    with DeadlineClient(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
         return ask_with(client, path, body, f" (--url or {GATEWAY_VARIABLE} names another address)")
 
 
@@ -38,7 +41,7 @@ def key_headers(key: str | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
-def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
+def ask_with(client: DeadlineClient, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
     """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer.
 
     Raises MarlRayError if the gateway does not answer, or refuses.
@@ -51,19 +54,37 @@ def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, r
         ) from error
     except httpx.HTTPError as error:
         raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}{remedy}") from error
+    return read_answer(answer)
+
+
+def read_answer(answer: httpx.Response) -> JsonObject:
+    """Return the JSON object of a gateway's answer.
+
+    Raises MarlRayError with the gateway's own words if it refuses, or if the answer is none of a gateway's.
+    """
+    path = answer.request.url.path
     if answer.status_code not in (200, 201):
         try:
             refusal = answer.json()["error"]
             text = f"{refusal['field'] or 'request'}: {refusal['message']}"
         except (ValueError, KeyError, TypeError):
-            text = " ".join(answer.text.split())[:200]
-        key_source = (
-            f"the key comes from {KEY_VARIABLE}" if "authorization" in client.headers else f"{KEY_VARIABLE} is not set"
-        )
+            text = _shorten(answer.text)
+        has_key = "authorization" in answer.request.headers
+        key_source = f"the key comes from {KEY_VARIABLE}" if has_key else f"{KEY_VARIABLE} is not set"
         hint = f" ({key_source})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{hint}")
-    data: JsonObject = answer.json()
+    try:
+        data = answer.json()
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise MarlRayError(f"gateway {answer.request.url}: expected a JSON object, got {_shorten(answer.text)!r}")
     return data
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text in one line."""
+    return " ".join(text.split())[:MAX_SHOWN_CHARACTERS]
 
 
 def deploy_bundle(

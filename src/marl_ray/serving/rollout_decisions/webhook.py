@@ -17,6 +17,7 @@ import httpx
 import orjson
 
 from marl_ray.config.serving.gateway import WebhookConfig
+from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.records import AuditEntry
@@ -100,7 +101,10 @@ class Webhook:
         }
         try:
             # The body is not read, because an endless one would delay all other entries.
-            with httpx.stream("POST", self._config.url, content=body, headers=headers, timeout=SEND_S) as answer:
+            with (
+                DeadlineClient(timeout=SEND_S) as client,
+                client.stream("POST", self._config.url, content=body, headers=headers) as answer,
+            ):
                 return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return one_line(error)

@@ -1,12 +1,16 @@
 """The refusals of `serve --local` before Ray starts, its lines for another terminal, and a silent gateway's error."""
 
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from servers.dripping_server import dripping
+from servers.http_server import serving_http
 
 from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
+from marl_ray.serving.administration import requests
 from marl_ray.serving.administration.requests import ask
 
 
@@ -52,3 +56,28 @@ def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy():
 def test_an_address_without_a_scheme_is_told_what_one_has(url):
     with pytest.raises(MarlRayError, match=f"^gateway '{url}/': expected an address such as http://.* names another"):
         ask(url, "/v1/endpoints")
+
+
+def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeypatch):
+    monkeypatch.setattr(requests, "REQUEST_S", 0.3)
+    with (
+        dripping() as url,
+        pytest.raises(MarlRayError, match=r"does not answer: no whole answer within 0\.3 s \(--url"),
+    ):
+        ask(url, "/headers")
+
+
+@pytest.mark.parametrize("text", ["<h1>Welcome\n to nginx</h1>", "[1, 2]"])
+def test_an_answer_that_is_no_gateways_is_told_in_one_line(text):
+    class OtherServer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with serving_http(OtherServer) as url, pytest.raises(MarlRayError) as caught:
+        ask(url, "/v1/endpoints")
+    assert str(caught.value) == f"gateway {url}/v1/endpoints: expected a JSON object, got {' '.join(text.split())!r}"

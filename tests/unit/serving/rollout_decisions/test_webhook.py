@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from servers.dripping_server import dripping
 from servers.http_server import serving_http
 from toy_serving.gateways import gateway_config, serving
 from waiting import until_async
@@ -25,6 +26,7 @@ from marl_ray.experiments.store import notices as queue
 from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.rollout_decisions import webhook
 from marl_ray.serving.rollout_decisions.webhook import MAX_PAUSE_S, Webhook
 
 SECRET = "between us"
@@ -230,3 +232,12 @@ def test_an_answer_that_does_not_end_holds_up_nothing(receiver, stores):
         assert time.monotonic() < until_left, "the answer was read to its end"
         time.sleep(0.01)
     assert Notices(stores.database).due_changes(["exp"], 0.0, time.time() + 1_000) == []
+
+
+def test_an_answer_that_comes_byte_by_byte_holds_up_the_other_notices_for_one_deadline(stores, monkeypatch, caplog):
+    monkeypatch.setattr(webhook, "SEND_S", 0.3)
+    monkeypatch.setenv("MARL_RAY_WEBHOOK_SECRET", SECRET)
+    change(stores, Action.ROLLBACK, "b")
+    with dripping() as url:
+        Webhook(WebhookConfig(url=f"{url}/headers"), Notices(stores.database), lambda: {"exp": "game"}).deliver()
+    assert "rollback of exp is not delivered yet: no whole answer within 0.3 s" in caplog.text
