@@ -2,12 +2,12 @@
 
 import re
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import httpx
 
 from marl_ray.deadlines.http_client import DeadlineClient
-from marl_ray.json_types import JsonMapping
 
 
 class ServiceAnswer(NamedTuple):
@@ -19,7 +19,9 @@ class ServiceAnswer(NamedTuple):
     """Seconds after which the service wants to be asked again (RFC 9110, section 10.2.3); 0 if it does not say."""
 
 
-def post_json(client: DeadlineClient, url: str, content: JsonMapping, deadline: float, max_bytes: int) -> ServiceAnswer:
+def post_json(
+    client: DeadlineClient, url: str, content: Mapping[str, object], deadline: float, max_bytes: int
+) -> ServiceAnswer:
     """Return the answer to one POST, which is whole by `deadline`, a time of `time.monotonic`.
 
     Of a body of more than `max_bytes` the beginning is returned, which is longer than `max_bytes`. Raises
