@@ -16,6 +16,7 @@ from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
 from marl_ray.agents.errors import ToolArgumentsError, ToolTimeoutError
+from marl_ray.config.mistakes.wording import first_mistake
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import TOOL, check_options, make_from_options
 
@@ -58,9 +59,7 @@ class Tool:
         try:
             accepted = dict(self.arguments.validate_python(dict(arguments)))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "input"
-            raise ToolArgumentsError(f"{where}: {first['msg']}") from None
+            raise ToolArgumentsError(first_mistake(error, arguments)) from None
         if self.wants_deadline:
             accepted["deadline"] = deadline
         if self.bounded:

@@ -121,7 +121,7 @@ def _value_message(error: Any) -> str:
     """
     from pydantic import ValidationError
 
-    from marl_ray.config.base import message_of
+    from marl_ray.config.mistakes.wording import message_of
 
     if not isinstance(error.__cause__, ValidationError):
         return ""

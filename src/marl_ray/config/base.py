@@ -1,14 +1,12 @@
-"""The base model of every config, which refuses unknown keys and changes, and the words of its errors."""
+"""The base model of every config, which refuses unknown keys and changes, and the types of its fields."""
 
 import os
-import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from marl_ray.errors import MarlRayError, suggestion
+from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ExtensionPoint
 from marl_ray.json_types import JsonObject
 
@@ -41,28 +39,6 @@ PATTERNS = {
     REDIS: "expected an address such as redis://host:6379, without a password",
 }
 """Pattern of a text -> what it says, in words."""
-EXPECTED: dict[str, tuple[str, ...]] = {
-    "a mapping of keys": ("dict_type", "mapping_type", "model_type", "model_attributes_type"),
-    "a list": ("tuple_type", "list_type", "set_type", "frozen_set_type"),
-    "text": ("string_type",),
-    "true or false": ("bool_type", "bool_parsing"),
-    "a whole number": ("int_type", "int_parsing", "int_parsing_size", "int_from_float"),
-    "a number": ("float_type", "float_parsing"),
-    "a finite number": ("finite_number",),
-    "no value": ("none_required",),
-    "a number greater than {gt}": ("greater_than",),
-    "a number of at least {ge}": ("greater_than_equal",),
-    "a number less than {lt}": ("less_than",),
-    "a number of at most {le}": ("less_than_equal",),
-    "a multiple of {multiple_of}": ("multiple_of",),
-    "a length of at least {min_length}": ("string_too_short", "too_short"),
-    "a length of at most {max_length}": ("string_too_long", "too_long"),
-    "a text that matches {pattern}": ("string_pattern_mismatch",),
-    "{expected}": ("literal_error", "enum"),
-    "the key {discriminator}": ("union_tag_not_found",),
-    "{discriminator} to be one of {expected_tags}, not '{tag}'": ("union_tag_invalid",),
-}
-"""An expectation in the words of YAML -> types of pydantic's errors that have it; their details fill the braces."""
 
 
 StorageField = Annotated[str, Field(pattern=NOT_EMPTY), AfterValidator(os.path.expanduser)]
@@ -79,41 +55,6 @@ class Config(BaseModel):
     def resolve(self) -> JsonObject:
         """Return plain data with every default written out."""
         return self.model_dump(mode="json")
-
-
-def message_of(error: ErrorDetails) -> str:
-    """Return the message of one of pydantic's errors in the words of this product, or in those of a validator."""
-    details = error.get("ctx", {})
-    if error["type"] in ("value_error", "assertion_error"):
-        return str(details["error"])
-    if details.get("pattern") in PATTERNS:
-        return PATTERNS[details["pattern"]]
-    for text, types in EXPECTED.items():
-        if error["type"] in types:
-            return "expected " + text.format(**{key: _whole_number(value) for key, value in details.items()})
-    return re.sub(r"^\w+ should (be|have) ", "expected ", error["msg"])
-
-
-def choice_hint(error: ErrorDetails) -> str:
-    """Return '; did you mean ...?' for a text that is close to one of the possible ones; empty for other errors."""
-    if error["type"] != "literal_error" or not isinstance(error["input"], str):
-        return ""
-    return suggestion(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
-
-
-def _whole_number(value: Any) -> Any:
-    """Return a bound as people write it, 1 for 1.0; other values stay as they are."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def first_mistake(error: ValidationError) -> str:
-    """Return the first mistake that pydantic has found, as `FIELD: MESSAGE`.
-
-    The field is a path with dots; it is left out where the mistake is of the value as a whole.
-    """
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"]))
-    return f"{field}: {message_of(first)}" if field else message_of(first)
 
 
 def name_validator(point: ExtensionPoint) -> Callable[[str], str]:

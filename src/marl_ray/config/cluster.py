@@ -71,7 +71,7 @@ class GroupConfig(NodeConfig):
     """Seconds that a pod stays while nothing needs it; 300 when not given, which is longer than a restart takes."""
 
     @property
-    def scales(self) -> bool:
+    def is_autoscaled(self) -> bool:
         """True if Ray's autoscaler decides how many pods there are."""
         return isinstance(self.replicas, tuple)
 
@@ -85,7 +85,7 @@ class GroupConfig(NodeConfig):
         least, most = self.bounds
         if least > most:
             raise ValueError(f"replicas: expected least and most, got {[least, most]}")
-        if self.spot and not self.scales:
+        if self.spot and not self.is_autoscaled:
             raise ValueError("spot: expected replicas: [least, most], between which pods may come and go")
         resource = next((name for name in RAY_RESOURCES if name in self.resources), None)
         if resource is not None:
@@ -227,7 +227,7 @@ class ClusterConfig(Config):
         taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
         if taken is not None:
             raise ValueError(f"volumes: expected each path once, and not {', '.join(RESERVED_PATHS)}; got {taken}")
-        scaling = [name for name, group in self.groups.items() if group.scales]
+        scaling = [name for name, group in self.groups.items() if group.is_autoscaled]
         if self.queue is not None and self.service is not None and scaling:
             raise ValueError(
                 f"groups.{scaling[0]}.replicas: expected one number, as Kueue takes no service that scales"

@@ -1,20 +1,19 @@
-"""Loads configs from YAML and dotted overrides, with errors of one line."""
+"""Loads configs from YAML and dotted overrides."""
 
 import difflib
 import hashlib
 import json
 import re
-import types
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from marl_ray.config.base import Config, choice_hint, message_of
-from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
+from marl_ray.config.base import Config
+from marl_ray.config.mistakes.wording import first_mistake
+from marl_ray.errors import MarlRayError, one_line, one_line_without, suggestion
 from marl_ray.json_types import JsonObject, JsonValue
 
 C = TypeVar("C", bound=Config)
@@ -29,10 +28,6 @@ KIND_BY_KEY = {
     "apiVersion": ("a manifest of Kubernetes", "marl-ray cluster apply FILE"),
 }
 """A key that configs of one kind alone have at the top -> the kind, and the command that reads it."""
-NO_KEY = re.compile(r"(str|int|float|bool|none|any|dict|list|tuple|[a-z]+-.*|.*\[.*|[A-Z]\w*)$")
-"""Steps of pydantic's place of an error that name a type, a validator or a model."""
-MAX_INPUT_LENGTH = 60
-"""Maximum number of characters of a value that an error shows, so that it stays one line."""
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -121,22 +116,7 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
     except ValidationError as error:
         if other_kind := other_kind_hint(model.model_fields, data, source):
             raise MarlRayError(f"{source}: {other_kind}") from error
-        mistakes = error.errors()
-        # An unknown key comes first: where it is a misspelt one, the right one is missing, too.
-        first = next((mistake for mistake in mistakes if mistake["type"] == "extra_forbidden"), mistakes[0])
-        path = list(path_in(merged, first))
-        other_keys = [
-            ".".join(path_in(merged, mistake))
-            for mistake in mistakes
-            if mistake is not first and not _is_consequence(mistake, mistakes)
-        ]
-        count = f" (and {len(other_keys)} more)" if other_keys else ""
-        if len(other_keys) == 1 and other_keys != [".".join(path)]:
-            count = f" (and 1 more: {other_keys[0]})"
-        hint = ""
-        if first["type"] == "extra_forbidden":
-            hint = unknown_key_hint(model, first["loc"], "".join(f"{step}." for step in path[:-1]))
-        raise MarlRayError(f"{source}: {_explain(first, '.'.join(path))}{hint}{count}") from error
+        raise MarlRayError(f"{source}: {first_mistake(error, merged, model)}") from error
 
 
 def with_overrides(data: JsonObject, overrides: Sequence[str]) -> JsonObject:
@@ -190,19 +170,6 @@ def _apply_override(data: JsonObject, override: str) -> None:
     node[last] = _parse_yaml(text, f"override {override!r}")
 
 
-def _explain(error: ErrorDetails, key: str) -> str:
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}"
-    if error["type"] == "missing":
-        return f"missing key {key!r}"
-    message = message_of(error)
-    shown_input = repr(error["input"]) if error["input"] is not None else "nothing"
-    is_named = error["type"] == "value_error" and str(error["input"]) in message
-    hides_input = len(shown_input) > MAX_INPUT_LENGTH or isinstance(error["input"], Mapping) or is_named
-    suffix = "" if hides_input else f", got {shown_input}"
-    return f"{key}: {message}{suffix}{choice_hint(error)}" if key else message
-
-
 def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str) -> str:
     """Return one sentence if the data is a config of another kind than that which has `keys` at the top.
 
@@ -213,90 +180,3 @@ def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str)
         if expected_kind is not None and key in data and key not in keys and kind != expected_kind:
             return f"is {kind}; expected {expected_kind}: {command.replace('FILE', file)}"
     return ""
-
-
-def _values_of(data: Any) -> list[Any]:
-    """Return the values of a mapping; any other value alone."""
-    return list(data.values()) if isinstance(data, Mapping) else [data]
-
-
-def _is_consequence(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Return True if a list is too short because an entry of it is wrong."""
-    place = error["loc"]
-    return error["type"] == "too_short" and any(
-        other is not error and other["loc"][: len(place)] == place for other in errors
-    )
-
-
-def path_in(data: Any, error: ErrorDetails) -> Iterator[str]:
-    """Yield the steps of the place of one of pydantic's errors that are keys of the data, or could be.
-
-    The others name the kinds of a union, or a validator.
-    """
-    steps, missing = error["loc"], error["type"] == "missing"
-    for step in steps[:-1] if missing else steps:
-        is_entry = isinstance(data, list) and isinstance(step, int) and step < len(data)
-        if is_entry or (isinstance(data, Mapping) and step in data):
-            data = data[step]
-        elif isinstance(step, int) or NO_KEY.match(step) or step in _values_of(data):
-            continue
-        yield str(step)
-    if missing:
-        yield str(steps[-1])
-
-
-def unknown_key_hint(model: type[BaseModel], place: Sequence[int | str], before: str = "") -> str:
-    """Return the end of an error about an unknown key at this place of a config.
-
-    The text says where a key of that name is, or else which keys at its place are close to it. `before` is put before
-    each.
-    """
-    parts: list[object] = [model]
-    for step in place[:-1]:
-        inner = [child for part in parts for child in _types_below(part, step)]
-        parts = inner or [part for part in parts if _has_kind(part, step)] or parts  # a union's tag is no key
-    key = str(place[-1])
-    models = [part for part in parts if _is_model(part)]
-    paths = [path for inner_model in models for path in _group_paths(inner_model) if path.rpartition(".")[2] == key]
-    if paths:
-        return f"; did you mean {' or '.join(before + path for path in paths[:3])}?"
-    return did_you_mean(key, [name for inner_model in models for name in inner_model.model_fields], before=before)
-
-
-def _has_kind(part: Any, kind: int | str) -> bool:
-    """Return True for the model of a union whose key `kind` has this one value."""
-    return _is_model(part) and "kind" in part.model_fields and get_args(part.model_fields["kind"].annotation) == (kind,)
-
-
-def _is_model(part: object) -> TypeGuard[type[BaseModel]]:
-    return isinstance(part, type) and issubclass(part, BaseModel)
-
-
-def _types_below(part: object, step: int | str) -> Iterator[object]:
-    """Yield the types of what lies under a key, a name or an index of a type."""
-    if _is_model(part):
-        if step in part.model_fields:
-            yield from _union_members(part.model_fields[step].annotation)
-    elif get_origin(part) is not None:
-        for inner in get_args(part):
-            yield from _union_members(inner)
-
-
-def _union_members(annotation: object) -> Iterator[object]:
-    """Yield the types of a union, one by one; any other type alone."""
-    if get_origin(annotation) is Annotated:
-        yield from _union_members(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, types.UnionType):
-        for inner in get_args(annotation):
-            yield from _union_members(inner)
-    else:
-        yield annotation
-
-
-def _group_paths(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the dotted keys of the groups of a model, however deep."""
-    for name, field in model.model_fields.items():
-        for part in _union_members(field.annotation):
-            if _is_model(part):
-                yield from (f"{name}.{key}" for key in part.model_fields)
-                yield from (f"{name}.{path}" for path in _group_paths(part))

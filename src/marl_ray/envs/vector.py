@@ -22,8 +22,8 @@ class VectorBatch(EnvBatch):
     observation or step. While some copies are over and others play, all are stepped; results of the former are dropped.
     """
 
-    resets_itself = False
-    """An ended copy may be stepped."""
+    has_automatic_reset = False
+    """True if an ended copy may be stepped, and begins its next episode by itself."""
 
     def __init__(self, vector: Any, groups: Sequence[Sequence[str]], signals: int):
         """Make a batch of the copies of `vector`, which has as many as the batch.
@@ -34,7 +34,7 @@ class VectorBatch(EnvBatch):
         copies, space = vector.num_envs, flat_space(vector.single_observation_space)
         if isinstance(space, spaces.Tuple | spaces.Text):
             raise MarlRayError(f"observation space {space} is not supported in a VectorEnv: expected numbers")
-        if not self.resets_itself and (mode := vector.metadata.get("autoreset_mode")) != AutoresetMode.DISABLED:
+        if not self.has_automatic_reset and (mode := vector.metadata.get("autoreset_mode")) != AutoresetMode.DISABLED:
             raise MarlRayError(f"autoreset_mode of the VectorEnv is {mode}, expected {AutoresetMode.DISABLED}")
         self.vector, self.signals = vector, signals
         self.agent = next(agent for group in groups for agent in group)
@@ -97,7 +97,7 @@ class VectorBatch(EnvBatch):
         """
         begun = np.zeros(len(self.alive), bool)
         begun[list(self.waiting)] = True
-        mask = begun if idle is None or self.resets_itself else begun | idle
+        mask = begun if idle is None or self.has_automatic_reset else begun | idle
         if not mask.any():
             return
         observations, infos = self._reset([self.waiting.get(c, 0) if mask[c] else None for c in range(len(mask))], mask)
@@ -157,7 +157,7 @@ class PoolBatch(VectorBatch):
     whole episodes, a pool with their seeds is made; else a copy's later episodes follow from the first one's seed.
     """
 
-    resets_itself = True
+    has_automatic_reset = True
 
     def __init__(self, make: Callable[[list[int]], object], copies: int, groups: Sequence[Sequence[str]], signals: int):
         """`make` makes the pool of as many copies as there are seeds."""

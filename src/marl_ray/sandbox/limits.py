@@ -42,13 +42,14 @@ class Limits:
     """Limits of one run."""
 
     cpu_s: float = 3.0
-    """Seconds of CPU time, all threads together. A judged program's tests have as many again for themselves."""
+    """Seconds of CPU time, all threads together; 3 is the timeout of openai/human-eval's harness. A judged program's tests
+    have as many again for themselves."""
     wall_s: float | None = None
     """Seconds of wall-clock time, for programs that wait instead of computing; `WALL_FACTOR` times `cpu_s` if None."""
     memory_bytes: int = 1 << 30
     """Address space, about 40 MB of which the interpreter takes. A judged program's tests may use as much again."""
     output_bytes: int = 1 << 16
-    """Size of what is written to stdout, and of what is written to stderr."""
+    """Size of what is written to stdout, and of what is written to stderr: as much as a pipe of Linux holds, pipe(7)."""
     file_bytes: int = 64 << 20
     """Size of the largest file."""
     open_files: int = 64

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs, parquet
 from pydantic import BaseModel, ValidationError
 
-from marl_ray.config.base import first_mistake
+from marl_ray.config.mistakes.wording import first_mistake
 from marl_ray.errors import MarlRayError, one_line, one_line_without
 
 
@@ -87,4 +87,4 @@ def read_record(model: type[R], row: FileRow) -> R:
     try:
         return model.model_validate(row.values)
     except ValidationError as error:
-        raise MarlRayError(f"{row.where}: {first_mistake(error)}") from error
+        raise MarlRayError(f"{row.where}: {first_mistake(error, row.values, model)}") from error

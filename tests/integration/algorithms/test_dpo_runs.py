@@ -74,7 +74,7 @@ def test_what_pairs_cannot_do_is_refused(tmp_path):
             config(*overrides)
         assert message in str(caught.value)
     lines = {
-        "prompt": "pairs.jsonl:1: chosen: Field required",
+        "prompt": "pairs.jsonl:1: missing key 'chosen'",
         "agent": "pairs.jsonl:1: agent: expected one of a",
         "chosen": "pairs.jsonl:1: response of 31 tokens, but team.speaker.generation.max_tokens=4",
     }

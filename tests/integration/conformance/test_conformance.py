@@ -68,10 +68,10 @@ def test_truth_of_the_smallest_game_by_hand():
     assert truth.values(GameRules(), uniform, truth.zero_sums())[0] == pytest.approx([j, first, second])
 
 
-@pytest.mark.parametrize(("ends", "most"), list(itertools.product((True, False), (1, 2))))
-def test_gradients_are_those_of_the_expectations(ends, most):
+@pytest.mark.parametrize(("is_terminated", "most"), list(itertools.product((True, False), (1, 2))))
+def test_gradients_are_those_of_the_expectations(is_terminated, most):
     """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
-    rules = GameRules(policies=2, ends=ends)
+    rules = GameRules(policies=2, is_terminated=is_terminated)
     after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATE_COUNT)}
     for kind in range(1 + SIGNAL_COUNT):
         exact = truth.gradient(rules, UNEVEN, kind, after, most)
@@ -86,10 +86,11 @@ def test_gradients_are_those_of_the_expectations(ends, most):
 
 
 @pytest.mark.parametrize(
-    ("policies", "agents", "ends", "early"), list(itertools.product((1, 2), (1, 3), (True, False), (True, False)))
+    ("policies", "agents", "is_terminated", "early"),
+    list(itertools.product((1, 2), (1, 3), (True, False), (True, False))),
 )
-def test_the_environment_plays_the_rules(policies, agents, ends, early):
-    env = TinyGame(policies=policies, agents=agents, ends=ends, early=early)
+def test_the_environment_plays_the_rules(policies, agents, is_terminated, early):
+    env = TinyGame(policies=policies, agents=agents, is_terminated=is_terminated, early=early)
     for path in itertools.islice(env.rules.paths(), 0, None, 7):
         env.reset(seed=0)
         for step in path:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from hostile import confinement_attacks
 from hostile.attacks import LATEST_S, RIGHT, TESTS, UNHARMED
 from hostile.confinement_attacks import RUNS
 from hostile.programs import descendants
+from waiting import until
 
 if TYPE_CHECKING:
     from marl_ray.sandbox import Pool
@@ -53,11 +55,36 @@ def descriptors(pid: int) -> int:
 
 
 def count_resources(pool: "Pool") -> list[list[int]]:
-    """Processes, their descendants, how many descriptors each has, and files of the pool."""
+    """Numbers of the pool's processes, of their descendants, of the descriptors of each, and of each worker's files."""
     processes = [pid for worker in pool.workers for pid in worker.pids]
     below = [pid for process in processes for pid in descendants(process)]
     files = [sum(len(files) for _, _, files in os.walk(worker.folder)) for worker in pool.workers]
-    return [processes, below, [descriptors(pid) for pid in (os.getpid(), *processes, *below)], files]
+    return [[len(processes)], [len(below)], [descriptors(pid) for pid in (os.getpid(), *processes, *below)], files]
+
+
+def count_at_rest(pool: "Pool") -> list[list[int]]:
+    """The resources once two readings in a row are equal: a run that has answered may still be ending."""
+    readings: list[list[list[int]] | None] = [None]
+
+    def has_settled() -> bool:
+        try:
+            readings.append(count_resources(pool))
+        except FileNotFoundError:  # a process ended while it was read
+            readings.append(None)
+        return readings[-1] is not None and readings[-1] == readings[-2]
+
+    until(has_settled, "two equal readings of the pool's resources")
+    resources = readings[-1]
+    assert resources is not None
+    return resources
+
+
+def count_again(pool: "Pool", before: list[list[int]]) -> list[list[int]]:
+    """The resources as soon as they are those of `before`; after 30 seconds, whatever they are."""
+    deadline = time.monotonic() + 30
+    while (resources := count_at_rest(pool)) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return resources
 
 
 def run_honest_job(pool: "Pool", number: int) -> bool:
@@ -78,9 +105,9 @@ def test_ten_thousand_runs_leak_nothing():
 
     with Pool(workers=2) as pool, ThreadPoolExecutor(2) as threads:
         assert all(threads.map(lambda number: run_honest_job(pool, number), range(60)))
-        before = count_resources(pool)
+        before = count_at_rest(pool)
         assert all(threads.map(lambda number: run_honest_job(pool, number), range(10_000)))
-        assert count_resources(pool) == before
+        assert count_again(pool, before) == before
         assert pool.run("import os\nprint(os.listdir())").stdout == b"[]\n"
 
 
@@ -100,13 +127,13 @@ def test_ten_thousand_jobs_at_once_all_get_their_answer():
     try:
         with Pool(workers=2) as pool:
             assert all(run_honest_job(pool, number) for number in range(60))
-            before = count_resources(pool)
+            before = count_at_rest(pool)
             threads = [threading.Thread(target=job, args=(number,)) for number in range(10_000)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             assert len(right) == 10_000
-            assert count_resources(pool) == before
+            assert count_again(pool, before) == before
     finally:
         threading.stack_size(size)

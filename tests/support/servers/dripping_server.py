@@ -18,6 +18,8 @@ class DrippingHandler(BaseHTTPRequestHandler):
     """Answers `/headers` and `/body` slowly in that part, and other paths at once, each with the JSON `{}`."""
 
     protocol_version = "HTTP/1.1"
+    answer_s = ANSWER_S
+    """Seconds that the slow part of an answer takes."""
 
     def do_GET(self) -> None:
         """Answer one request."""
@@ -27,7 +29,7 @@ class DrippingHandler(BaseHTTPRequestHandler):
             if self.path.endswith("/headers"):
                 self._drip(b"x-slow: ")
                 self.wfile.write(b"\r\n")
-            spaces = int(ANSWER_S / PAUSE_S) if self.path.endswith("/body") else 0
+            spaces = int(self.answer_s / PAUSE_S) if self.path.endswith("/body") else 0
             self.wfile.write(b"content-length: %d\r\n\r\n" % (spaces + 2))
             if spaces:
                 self._drip(b"")
@@ -39,7 +41,7 @@ class DrippingHandler(BaseHTTPRequestHandler):
 
     def _drip(self, beginning: bytes) -> None:
         self.wfile.write(beginning)
-        for _ in range(int(ANSWER_S / PAUSE_S)):
+        for _ in range(int(self.answer_s / PAUSE_S)):
             self.wfile.write(b" ")
             time.sleep(PAUSE_S)
 
@@ -47,8 +49,19 @@ class DrippingHandler(BaseHTTPRequestHandler):
         """Write nothing."""
 
 
+class SlowHeadersHandler(DrippingHandler):
+    """Answers every POST with headers that take a minute, far longer than any deadline of a test."""
+
+    answer_s = 60.0
+
+    def do_POST(self) -> None:
+        """Answer one request."""
+        self.path = "/headers"
+        self.do_GET()
+
+
 @contextmanager
-def dripping() -> Iterator[str]:
+def dripping(handler: type[BaseHTTPRequestHandler] = DrippingHandler) -> Iterator[str]:
     """Run the server; yields its URL, without a slash at its end."""
-    with serving_http(DrippingHandler) as url:
+    with serving_http(handler) as url:
         yield url

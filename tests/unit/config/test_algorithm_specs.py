@@ -18,7 +18,7 @@ class NeedyHyper(HyperParameters):
     [
         ({"keys": ("bogus",)}, "'bogus' is no field of HyperParameters"),
         ({"hyper": NeedyHyper}, "shift: every key needs a default"),
-        ({"defaults": {"clip": -1.0}}, "defaults: clip: expected a number greater than 0"),
+        ({"defaults": {"clip": -1.0}}, "defaults: clip: expected a number greater than 0, got -1.0"),
         ({"defaults": {"clip": 0.3, "clip_high": 0.2}}, "defaults: clip_high=0.2 must not be below clip=0.3"),
     ],
 )

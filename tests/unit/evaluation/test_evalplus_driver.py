@@ -188,19 +188,23 @@ def row(name: str, **change) -> list[FileRow]:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("humaneval", {"plus_input": []}, "f:1: plus_input: Extra inputs are not permitted"),
-        ("humaneval", {"base_input": []}, "f:1: base_input: Extra"),
-        ("humaneval_plus", {"more_input": []}, "f:1: more_input: Extra"),
-        ("humaneval_plus", {"plus_input": ...}, "f:1: plus_input: Field required"),
+        (
+            "humaneval",
+            {"plus_input": []},
+            "f:1: unknown key 'plus_input'; expected one of task_id, prompt, entry_point",
+        ),
+        ("humaneval", {"base_input": []}, "f:1: unknown key 'base_input'"),
+        ("humaneval_plus", {"more_input": []}, "f:1: unknown key 'more_input'"),
+        ("humaneval_plus", {"plus_input": ...}, "f:1: missing key 'plus_input'"),
         ("humaneval_plus", {"plus_input": [1]}, r"f:1: plus_input\.0: expected a list"),
         ("humaneval_plus", {"task_id": "Mbpp/2"}, "f:1: task_id 'Mbpp/2': expected HumanEval/ and a number"),
         ("mbpp_plus", {"base_input": [[1]]}, "f:1: base_input: not in the form of Mbpp/2"),
-        ("mbpp_plus", {"test_list": []}, "f:1: test_list: Extra"),
-        ("mbpp", {"hidden_tests": []}, "f:1: hidden_tests: Extra"),
-        ("bigcodebench", {"tests": ""}, "f:1: tests: Extra"),
-        ("codecontests", {"more_tests": {}}, "f:1: more_tests: Extra"),
+        ("mbpp_plus", {"test_list": []}, "f:1: unknown key 'test_list'"),
+        ("mbpp", {"hidden_tests": []}, "f:1: unknown key 'hidden_tests'"),
+        ("bigcodebench", {"tests": ""}, "f:1: unknown key 'tests'"),
+        ("codecontests", {"more_tests": {}}, "f:1: unknown key 'more_tests'"),
         ("codecontests", {"public_tests": {"input": ["1"], "output": ["1"], "checker": "x"}}, "public_tests.checker"),
-        ("sandboxfusion", {"canonical": ""}, "f:1: canonical: Extra"),
+        ("sandboxfusion", {"canonical": ""}, "f:1: unknown key 'canonical'"),
     ],
 )
 def test_fields_that_nobody_knows_are_refused_by_name(name, change, message):

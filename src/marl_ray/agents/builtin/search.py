@@ -21,7 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents
-from marl_ray.config.base import first_mistake
+from marl_ray.config.mistakes.wording import first_mistake
+from marl_ray.deadlines.http_client import DeadlineClient
+from marl_ray.deadlines.json_posts import post_json
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files.stored_texts import StoredTexts
 
@@ -86,7 +88,7 @@ class Serper:
     def __init__(self, key: str, base_url: str = SERPER_URL, cache: StoredTexts | None = None):
         self._key, self._cache = key, cache
         self._url = f"{base_url.rstrip('/')}/search"
-        self._client = httpx.Client(headers={"X-API-KEY": key})
+        self._client = DeadlineClient(headers={"X-API-KEY": key})
 
     def __call__(self, query: str, deadline: float) -> SearchResponse:
         """Return the response to a query, from the cache if it has one, else from the service by `deadline`.
@@ -115,10 +117,13 @@ class Serper:
         for attempt in itertools.count():
             pause = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                status, body, wait_s = self._post(query, deadline)
+                sent = {"q": query, "num": REQUESTED_RESULTS}
+                status, body, wait_s = post_json(self._client, self._url, sent, deadline, _MAX_RESPONSE_BYTES)
             except httpx.RequestError as error:
                 failure = type(error).__name__  # its text may name hosts and proxies
             else:
+                if len(body) > _MAX_RESPONSE_BYTES:
+                    raise ToolError("Search failed: the service's response is too large.")
                 if status == 200:
                     return body
                 failure = f"HTTP {status}"
@@ -130,19 +135,6 @@ class Serper:
                 raise ToolError(f"Search failed: {failure}.")
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
-
-    def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
-        """Return the status, body, and the pause in seconds that the service asks for."""
-        body_sent = {"q": query, "num": REQUESTED_RESULTS}
-        with self._client.stream("POST", self._url, json=body_sent, timeout=_seconds_until(deadline)) as response:
-            body = bytearray()
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > _MAX_RESPONSE_BYTES:
-                    raise ToolError("Search failed: the service's response is too large.")
-                _seconds_until(deadline)
-            wait = response.headers.get("retry-after", "")
-            return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
 
 class Document(BaseModel):
@@ -191,7 +183,7 @@ class Corpus:
         except OSError as error:
             raise MarlRayError(f"corpus: {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise MarlRayError(f"corpus: {path}, line {number}: {first_mistake(error)}") from error
+            raise MarlRayError(f"corpus: {path}, line {number}: {first_mistake(error, model=Document)}") from error
         if not parsed:
             raise MarlRayError(f"corpus: {path} has no documents")
         return cls(parsed)
@@ -300,14 +292,6 @@ def _parse_response(body: bytes) -> SearchResponse | None:
         return SearchResponse.model_validate_json(body)
     except ValidationError:
         return None
-
-
-def _seconds_until(deadline: float) -> float:
-    """Return the seconds until the deadline. Raises ToolError if it has passed."""
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        raise ToolError("Search failed: no response in time.")
-    return remaining
 
 
 def _split_words(text: str) -> list[str]:

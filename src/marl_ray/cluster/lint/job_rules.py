@@ -33,7 +33,7 @@ def job_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     if not spec.get("rayClusterSpec") and not selector:
         yield f"{where}rayClusterSpec", "expected it, or clusterSelector"
     if not spec.get("entrypoint") and mode != "InteractiveMode" and not spec.get("submitterPodTemplate"):
-        yield f"{where}entrypoint", "missing"
+        yield f"{where}entrypoint", "missing key"
     if spec.get("suspend") and not spec.get("shutdownAfterJobFinishes"):
         yield f"{where}shutdownAfterJobFinishes", "expected true beside suspend"
     for key in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
@@ -103,7 +103,7 @@ def _deletion_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     policies += [(f"{strategy_path}{key}.policy", strategy[key].get("policy", "")) for key in legacy_keys]
     for path, policy in policies:
         if not policy:
-            yield path, "missing"
+            yield path, "missing key"
         if spec.get("clusterSelector") and policy in _CLUSTER_ONLY:
             yield path, f"expected another than {policy} beside clusterSelector"
         if policy == "DeleteWorkers" and spec.get("rayClusterSpec", {}).get("enableInTreeAutoscaling"):

@@ -114,7 +114,7 @@ def _explain(error: ValidationError) -> Iterator[ManifestFault]:
         return
     if error.validator == "required":
         name = error.message.split("'")[1]
-        yield (f"{where}.{name}" if where else name), "missing"
+        yield (f"{where}.{name}" if where else name), "missing key"
     elif error.validator == "type":
         quoted = ", in quotes" if schema["type"] == "string" and isinstance(instance, bool | int | float) else ""
         yield where, f"expected {schema['type']}{quoted}, got {type(instance).__name__}"

@@ -13,7 +13,7 @@ def service_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
     """Yield the rules for a RayService's own part."""
     cluster = spec.get("rayClusterConfig", {})
     if not cluster:
-        yield "spec.rayClusterConfig", "missing"
+        yield "spec.rayClusterConfig", "missing key"
     head_service = cluster.get("headGroupSpec", {}).get("headService", {})
     if head_service.get("metadata", {}).get("name"):
         path = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import first_mistake
+from marl_ray.config.mistakes.wording import first_mistake
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM

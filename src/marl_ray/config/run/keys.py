@@ -75,7 +75,7 @@ class RunKeys(Config):
         return [name for name, policy in self.team.items() if not policy.frozen]
 
     @property
-    def compares_groups(self) -> bool:
+    def has_group_comparison(self) -> bool:
         """True if a policy learns by an algorithm that compares the members of a group."""
         return any(self.spec_of(name).groups for name in self.trained_policies)
 
@@ -86,7 +86,7 @@ class RunKeys(Config):
             return 0
         if self.train.branch_turns is not None:
             return self.train.branch_turns
-        if self.has_language_models and self.compares_groups:
+        if self.has_language_models and self.has_group_comparison:
             return min(DEFAULT_BRANCH_TURNS, self.train.horizon - 1)
         return 0
 
@@ -101,7 +101,7 @@ class RunKeys(Config):
         return self.train.env_copies // self.resources.workers
 
     @property
-    def whole_episodes(self) -> bool:
+    def has_whole_episodes(self) -> bool:
         """True if a batch is one episode per copy, and not a stretch of each copy's play."""
         needed = any(self.spec_of(name).needs_whole_episodes for name in self.trained_policies)
         return self.train.rollout == "episodes" or self.has_language_models or (self.train.rollout == "auto" and needed)
@@ -112,7 +112,7 @@ class RunKeys(Config):
         return all(policy.model is not None for policy in self.team.values())
 
     @property
-    def plays_greedily(self) -> bool:
+    def has_greedy_copies(self) -> bool:
         """True if the first copy of every group plays greedily."""
         return any(self.spec_of(name).greedy for name in self.trained_policies)
 

@@ -128,7 +128,7 @@ class ExperimentConfig(Config):
         return tuple(dict.fromkeys(name for name in ("outcome", *rails) if self.range_of(name) is None))
 
     @property
-    def promotes(self) -> bool:
+    def has_automatic_promotion(self) -> bool:
         """True if a proven treatment is promoted by itself."""
         return self.promotion == "automatic" or (self.promotion is None and self.strategy in ("gradual", "replace"))
 

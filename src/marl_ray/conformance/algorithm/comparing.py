@@ -15,7 +15,7 @@ from marl_ray.conformance.algorithm.game_run import (
     UNLIMITED,
     GameRun,
     GridPoint,
-    whole_episodes,
+    needs_whole_episodes,
 )
 from marl_ray.conformance.algorithm.games import STATE_COUNT
 from marl_ray.trajectories import Trajectories
@@ -56,7 +56,7 @@ SUMS_AFTER_TRUNCATION = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for st
 def begin_run(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
     """Return a run of a game in which a truncated episode continues, if the algorithm counts what follows."""
     after = truth.zero_sums()
-    if not (case.ends or whole_episodes(algorithm)):
+    if not (case.is_terminated or needs_whole_episodes(algorithm)):
         after = {
             state: (reward * rewarded, *(c * priced for c in costs))
             for state, (reward, *costs) in SUMS_AFTER_TRUNCATION.items()
@@ -68,7 +68,7 @@ def begin_run(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bo
 
 def max_steps(game_run: GameRun) -> int:
     """Return the steps of the game that a batch of whole episodes has."""
-    return 1 if game_run.plays_whole_episodes and game_run.case.below else 2
+    return 1 if game_run.has_whole_episodes and game_run.case.below else 2
 
 
 def describe_difference(what: str, measured: float, true: float, tolerance: float) -> Difference:

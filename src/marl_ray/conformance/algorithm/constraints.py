@@ -104,7 +104,7 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
 
     Over the budget by D, an episode of L decisions is over by D / L in each.
     """
-    rules = GameRules(case.policies, case.agents, case.ends)
+    rules = GameRules(case.policies, case.agents, case.is_terminated)
     measured = truth.expected_returns(rules, _uniform(case), truth.zero_sums())[1:]
     for batch, account in enumerate(_measure_batches(algorithm, case)):
         for number, violations in enumerate(account.violations):
@@ -232,7 +232,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     """Check that a trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
     excess = 6e-4
     measured = truth.expected_returns(
-        GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.zero_sums()
+        GameRules(case.policies, case.agents, case.is_terminated), _uniform(case), truth.zero_sums()
     )[1]
     game_run = begin_run(
         algorithm,

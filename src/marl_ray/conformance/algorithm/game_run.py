@@ -51,12 +51,12 @@ class GridPoint(NamedTuple):
     """Number of agents of each policy."""
     below: bool = False
     """True if the horizon is below the episode's length."""
-    ends: bool = True
+    is_terminated: bool = True
     """True if episodes end by their rules; otherwise they are truncated."""
 
     def __str__(self) -> str:
         horizon = "below" if self.below else "above"
-        end = "ended" if self.ends else "truncated"
+        end = "ended" if self.is_terminated else "truncated"
         return f"{self.policies} policies x {self.agents} agents, horizon {horizon} the episode, {end}"
 
 
@@ -71,7 +71,7 @@ def default_hyper(algorithm: str) -> HyperParameters:
     return spec.hyper.model_validate(spec.defaults)
 
 
-def whole_episodes(algorithm: str) -> bool:
+def needs_whole_episodes(algorithm: str) -> bool:
     """Return True if the algorithm learns from whole episodes only, so that nothing stands for what follows a truncation."""
     return spec_of(algorithm).needs_whole_episodes
 
@@ -116,11 +116,11 @@ class GameRun:
     def __post_init__(self) -> None:
         case, spec = self.case, spec_of(self.algorithm)
         self.game = {"priced": spec.needs_costs, **self.game}
-        self.rules = GameRules(case.policies, case.agents, case.ends, **self.game)
-        self.plays_whole_episodes = whole_episodes(self.algorithm)
+        self.rules = GameRules(case.policies, case.agents, case.is_terminated, **self.game)
+        self.has_whole_episodes = needs_whole_episodes(self.algorithm)
         bits = sum(len(self.rules.decisions(time)) for time in range(EPISODE_STEPS))
         self.paths = 1 << bits if self.scripted else 8
-        self.mixed = self.mixed and case.below and not self.plays_whole_episodes and self.scripted
+        self.mixed = self.mixed and case.below and not self.has_whole_episodes and self.scripted
         copies = self.paths * (2 if self.mixed else 1) + (spec.greedy and self.scripted)
         self.config = RunConfig.model_validate(
             {
@@ -161,13 +161,18 @@ class GameRun:
     def _horizon(self) -> int:
         if self.text:
             return 2 * self.rules.count
-        above = EPISODE_STEPS + 1 if self.plays_whole_episodes else 2 * EPISODE_STEPS
+        above = EPISODE_STEPS + 1 if self.has_whole_episodes else 2 * EPISODE_STEPS
         return 1 if self.case.below else above
 
     def _env_config(self) -> dict[str, object]:
         case = self.case
         if not self.text:
-            kwargs = {"policies": case.policies, "agents": case.agents, "ends": case.ends, **self.game}
+            kwargs = {
+                "policies": case.policies,
+                "agents": case.agents,
+                "is_terminated": case.is_terminated,
+                **self.game,
+            }
             return {"id": "marl_ray.conformance.algorithm.games:TinyGame", "kwargs": kwargs}
         kwargs = {"policies": case.policies, "agents": case.agents}
         if spec_of(self.algorithm).needs_costs:
@@ -211,7 +216,7 @@ class GameRun:
             bit = 0
             for time in range(EPISODE_STEPS):
                 for agent in self.rules.decisions(time):
-                    now = step == time if self.plays_whole_episodes else (step + ahead) % EPISODE_STEPS == time
+                    now = step == time if self.has_whole_episodes else (step + ahead) % EPISODE_STEPS == time
                     actions[:, agent] += np.where(now, copies % self.paths >> bit & 1, 0)
                     bit += 1
             script.append(actions)

@@ -57,7 +57,7 @@ class GameRules:
 
     policies: int = 1
     agents: int = 1
-    ends: bool = True
+    is_terminated: bool = True
     """True if the episode terminates; otherwise it is truncated."""
     early: bool = False
     """True if the episode terminates after one step when the first agent plays 1."""
@@ -157,7 +157,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
     @override
     def step(self, actions: dict[str, int]) -> Any:
         moved = self.rules.move(self.state_number, tuple(int(actions[name]) for name in self.possible_agents))
-        ended = moved.over and (self.rules.ends or self.state_number == 0)
+        ended = moved.over and (self.rules.is_terminated or self.state_number == 0)
         self.state_number = moved.state
         names = self.possible_agents
         infos = self._infos()

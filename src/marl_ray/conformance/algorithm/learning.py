@@ -19,8 +19,8 @@ from marl_ray.conformance.algorithm.game_run import (
     GameRun,
     GridPoint,
     default_hyper,
+    needs_whole_episodes,
     read_keys,
-    whole_episodes,
 )
 
 FITTED_CRITIC_COSINE = 0.999
@@ -56,7 +56,7 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
         rewarded=False,
         priced=False,
         hyper=hyper,
-        game={"early": whole_episodes(algorithm)},
+        game={"early": needs_whole_episodes(algorithm)},
         scripted=False,
         budgets=(1.0, 1.0),
     )
@@ -124,7 +124,7 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
     hyper = FIRST_STEP_SETTINGS | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
     coefficients = []
     for minibatches in (1, 2):
-        case = case._replace(below=case.below and whole_episodes(algorithm))
+        case = case._replace(below=case.below and needs_whole_episodes(algorithm))
         game_run = begin_run(algorithm, case, hyper=hyper | {"minibatches": minibatches})
         game_run.step()
         coefficients.append([learner.state.kl_coef for learner in game_run.learners])
@@ -230,7 +230,7 @@ def refusals(algorithm: str, case: GridPoint) -> Difference:
     ]
     if accepted_keys:
         return f"the config takes keys that the algorithm does not read: {', '.join(accepted_keys)}"
-    if not whole_episodes(algorithm):
+    if not needs_whole_episodes(algorithm):
         for key in ("overlong_buffer", "overlong_filter"):
             if key in read_keys(algorithm) and learner_access.accepts_hyper(algorithm, {key: 1}, rolling=True):
                 return f"the config takes {key}, though a row is a stretch of play, which has no length of its own"

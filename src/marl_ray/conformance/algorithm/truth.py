@@ -29,7 +29,7 @@ def zero_sums() -> After:
 def has_ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
     """Return True if a path ends by the rules, so that nothing follows."""
     last = path[-1]
-    return last.moved.over and (rules.ends or last.state == 0)
+    return last.moved.over and (rules.is_terminated or last.state == 0)
 
 
 def time_of(state: int) -> int:

@@ -86,7 +86,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         for agent in self.agents:
             agent.reset(self.mission)
         self.blank = self.rows.copy()
-        self.varies = False
+        self.has_varying_starts = False
         """True if layouts are drawn at random, or hold objects that can change; known from the first reset on."""
         self.drawn = 0
         """Steps of this episode whose action order is drawn."""
@@ -129,7 +129,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         """Draw the layout, the agents' places and the mission."""
         self.rows[...] = self.blank
         self.agent_states._carried_obj.fill(None)
-        before = None if self.varies else self.np_random.bit_generator.state
+        before = None if self.has_varying_starts else self.np_random.bit_generator.state
         self._gen_grid(self.width, self.height)
         self.cells[...] = self.grid.state
         self.grid.state = self.cells
@@ -141,10 +141,10 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
             cell = self.grid.get(x, y)
             if cell is not None and not cell.can_overlap():
                 raise ValueError(f"agent_{number} starts at {x, y}, on a {cell.type.value}")
-        if not self.varies:
+        if not self.has_varying_starts:
             lasting = np.isin(self.cells[..., 0], LASTING_CELLS).all()
-            self.varies = not lasting or self.np_random.bit_generator.state != before
-            self.start = None if self.varies else self.rows.copy()
+            self.has_varying_starts = not lasting or self.np_random.bit_generator.state != before
+            self.start = None if self.has_varying_starts else self.rows.copy()
 
     @override
     def place_obj(self, *args: object, max_tries: float = MAX_TRIES, **kwargs: object) -> tuple[int, int]:

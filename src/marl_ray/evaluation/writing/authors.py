@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import message_of
+from marl_ray.config.mistakes.wording import message_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import FieldError
 from marl_ray.json_types import JsonMapping

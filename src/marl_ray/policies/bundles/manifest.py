@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from marl_ray.config import NetworkConfig, resolve_tracking_uri
-from marl_ray.config.base import message_of
+from marl_ray.config.mistakes.wording import first_mistake
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonObject
@@ -289,11 +289,7 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
             f"bundle {str(folder)!r} has no readable {MANIFEST_FILE}: {error.strerror}{instead}"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise MarlRayError(
-            f"bundle {str(folder)!r}: {MANIFEST_FILE} is malformed at {key or 'top'}: {message_of(first)}"
-        ) from error
+        raise MarlRayError(f"bundle {str(folder)!r}: {MANIFEST_FILE}: {first_mistake(error)}") from error
     if manifest.content_digest() != manifest.digest:
         raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST_FILE} does not fit its digest")
     return manifest

@@ -13,13 +13,15 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
+from marl_ray.deadlines.http_client import DeadlineClient
+from marl_ray.deadlines.json_posts import post_json
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping
 from marl_ray.rewards.judge.ledger import JudgeLedger
@@ -129,7 +131,7 @@ class JudgeClient:
         if key and url.scheme != "https" and url.host not in _LOCAL_HOSTS:
             raise MarlRayError(f"url: {settings.url!r}; expected https, for the key travels with every request")
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
-        self._client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {})
+        self._client = DeadlineClient(headers={"Authorization": f"Bearer {key}"} if key else {})
         self._ledger = JudgeLedger(settings.cache)
         self._slots = threading.BoundedSemaphore(settings.concurrency)
         self._lock = threading.Lock()
@@ -171,7 +173,7 @@ class JudgeClient:
             with self._lock:
                 del self._running[key]
 
-    def _reply(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
+    def _reply(self, request: JsonMapping, size: int, deadline: float) -> JudgeReply:
         if self.settings.limit is not None and self._ledger.spent() >= self.settings.limit:
             failure = f"the limit of {self.settings.limit:g} is spent"
             if self.settings.when_spent == "error":
@@ -184,13 +186,13 @@ class JudgeClient:
         finally:
             self._slots.release()
 
-    def _fetch(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
+    def _fetch(self, request: JsonMapping, size: int, deadline: float) -> JudgeReply:
         """Make the request, again after what may pass, with growing pauses."""
         cost = 0.0
         for attempt in itertools.count():
             pause = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                status, body, wait_s = self._post(request, deadline)
+                status, body, wait_s = post_json(self._client, self._url, request, deadline, _MAX_RESPONSE_BYTES)
             except httpx.RequestError as error:
                 failure = type(error).__name__  # its text may name hosts and proxies
                 if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -208,18 +210,6 @@ class JudgeClient:
                 return self._count_failure(failure, cost)
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
-
-    def _post(self, request: Mapping[str, object], deadline: float) -> tuple[int, bytes, float]:
-        """Return the status, body, and the pause in seconds that the service asks for."""
-        with self._client.stream("POST", self._url, json=request, timeout=_seconds_until(deadline)) as response:
-            body = bytearray()
-            for chunk in response.iter_bytes():
-                body += chunk
-                _seconds_until(deadline)
-                if len(body) > _MAX_RESPONSE_BYTES:
-                    break
-            wait = response.headers.get("retry-after", "")
-            return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
     def _read(self, body: bytes, size: int, cost: float) -> JudgeReply:
         """Return the text and cost of a response with status 200.
@@ -295,11 +285,3 @@ def _read_key(variable: str) -> str:
     if not _KEY_PATTERN.fullmatch(key):
         raise MarlRayError(f"key_variable: the environment variable {variable} holds no key, but spaces or line breaks")
     return key
-
-
-def _seconds_until(deadline: float) -> float:
-    """Return the seconds until the deadline. Raises httpx.ReadTimeout if it has passed."""
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        raise httpx.ReadTimeout("no response in time")
-    return remaining

@@ -41,7 +41,8 @@ _REHEARSALS = 50
 _SIGKILL = 9
 """The signal's number on Linux, signal(7)."""
 MAX_THREADS = 64
-"""Maximum number of threads and processes of a run that has a user of its own."""
+"""Maximum number of threads and processes of a run that has a user of its own: enough for the pool of a library, too few
+to slow the host down."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ REPLY = struct.Struct("<BBidd")
 KILL_REQUEST = b"k"
 """Message that ends a run."""
 _LOOK_S = 0.05
-"""Seconds between looks at a watched folder, and minimum between those at a run's CPU time."""
+"""Seconds between looks at a watched folder, and minimum between those at a run's CPU time: few enough to cost it little."""
 _CORES = os.cpu_count() or 1
+_UNCONFINED_STATUS = 125
+"""Exit status of a run that failed before its program began; env(1) and timeout(1) of coreutils end so, too."""
 _RUN_OOM_SCORE, JUDGE_OOM_SCORE, _SERVER_OOM_SCORE = b"1000", b"900", b"0"
 """Values by which the kernel ends runs first, then judges, when the host's memory is used up; servers come last."""
 
@@ -32,7 +34,9 @@ class EndReason(IntEnum):
     ENDED = 0
     """Its process ended, by itself or by a signal."""
     WALL_LIMIT = 1
+    """It lasted as long as it may."""
     CPU_LIMIT = 2
+    """It used all the CPU time that it may."""
     STOPPED = 3
     """The client asked for it, or is gone."""
     FOLDER_LIMIT = 4
@@ -87,7 +91,7 @@ def run_one(
         try:
             child.become_run(job, confined, confinement)
         finally:
-            os._exit(125)
+            os._exit(_UNCONFINED_STATUS)
     if oom_score_fd is not None:
         os.pwrite(oom_score_fd, _SERVER_OOM_SCORE, 0)
     os.close(confined)

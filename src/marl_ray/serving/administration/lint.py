@@ -14,8 +14,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
-from marl_ray.config.base import choice_hint, message_of
 from marl_ray.config.load import other_kind_hint
+from marl_ray.config.mistakes.wording import choice_hint, message_of
 from marl_ray.config.serving.arms import max_replicas
 from marl_ray.config.serving.plain_secrets import has_password, secret_variables
 from marl_ray.errors import MarlRayError, one_line
@@ -221,8 +221,7 @@ def _validation_faults(data: JsonObject, model: type[BaseModel], where: str) -> 
         for part in error.errors():
             path = ".".join(_existing_path(data, part["loc"], missing=part["type"] == "missing"))
             if path not in reported_paths:
-                message = "missing" if part["type"] == "missing" else message_of(part) + choice_hint(part)
-                yield (where + path).rstrip("."), " ".join(message.split())
+                yield (where + path).rstrip("."), " ".join((message_of(part) + choice_hint(part)).split())
             reported_paths.add(path)
     except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than check
         yield where.rstrip("."), one_line(error)

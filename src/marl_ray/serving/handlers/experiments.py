@@ -7,7 +7,7 @@ import orjson
 from pydantic import ValidationError
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.config.base import message_of
+from marl_ray.config.mistakes.wording import message_of
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers.experiment_actions import (
     apply_change,

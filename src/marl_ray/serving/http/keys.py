@@ -12,7 +12,8 @@ from typing import Literal, get_args
 from pydantic import Field, ValidationError
 
 from marl_ray.config import read_yaml
-from marl_ray.config.base import Config, first_mistake
+from marl_ray.config.base import Config
+from marl_ray.config.mistakes.wording import first_mistake
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.http.messages import Request, RequestError
 
@@ -49,11 +50,14 @@ class Keys:
         self.keys: tuple[Key, ...] = ()
         if path is not None:
             try:
-                self.keys = KeyFile.model_validate(read_yaml(Path(path))).keys
+                data = read_yaml(Path(path))
+                self.keys = KeyFile.model_validate(data).keys
             except MarlRayError as error:
                 raise MarlRayError(f"api_keys: {error}") from error
             except ValidationError as error:
-                raise MarlRayError(f"api_keys: {path!r}: {first_mistake(error)}") from error
+                # A value is not shown, because it may be a secret in the place of its hash.
+                mistake = first_mistake(error, data, KeyFile, shows_values=False)
+                raise MarlRayError(f"api_keys: {path!r}: {mistake}") from None
 
     def check(self, request: Request, *permissions: Permission) -> str:
         """Return the name of the key in the request, which must have one of these scopes.

@@ -233,7 +233,7 @@ def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: Experi
     results, now = read_results(evidence, record, config), time.time()
     decision = decide_step(record, results.evidence, now)
     action = ACTIONS.get(decision.step)
-    if action is None or (action is Action.PROMOTE and not config.promotes):
+    if action is None or (action is Action.PROMOTE and not config.has_automatic_promotion):
         if config.strategy == "thompson":
             _reallocate(experiments, record, config, results, now)
         return decision

@@ -190,6 +190,6 @@ def play_of(config: RunConfig) -> dict[str, object]:
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}
     places = {key: data[key] for key in ("env", "seed", "constraints", "data")}
     played: dict[str, object] = json.loads(
-        json.dumps(places | train | {"team": team, "whole_episodes": config.whole_episodes})
+        json.dumps(places | train | {"team": team, "whole_episodes": config.has_whole_episodes})
     )
     return played

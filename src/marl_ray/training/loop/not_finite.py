@@ -47,7 +47,7 @@ def describe_not_finite(
         return ""
     first = min(places)
     step = iteration * config.train.horizon + first.step - first.start + 1
-    if not config.whole_episodes:
+    if not config.has_whole_episodes:
         seed = episode_seed(config.seed, first.copy, first.begun + first.ended)
     elif not any(config.hyper_of(name).dynamic_sampling for name in batch.trajectories):
         seed = episode_seed(config.seed, first.copy // config.train.group_size, iteration << ATTEMPT_BITS)

@@ -132,7 +132,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         mixed_precision=mixed_precision,
         constraints=config.constraints,
         horizon=family.horizon(config, name),
-        by_episode=config.whole_episodes,
+        by_episode=config.has_whole_episodes,
         micro_batch=config.train.micro_batch,
         learns_from_served=config.data is not None or config.train.overlap,
         sampled_elsewhere=family.sampled_elsewhere(config, name),

@@ -140,7 +140,7 @@ def test_a_curve_is_of_one_file(tmp_path, letters):
     ("entry", "message"),
     [
         ("name: jsonl, data: nowhere.jsonl", "nowhere.jsonl: cannot be read"),
-        ("name: jsonl, data: 'LETTERS'", "letters.jsonl:1: answer: Extra inputs are not permitted"),
+        ("name: jsonl, data: 'LETTERS'", "letters.jsonl:1: unknown key 'answer'"),
         ("name: humaneval, data: 'LETTERS'", "evaluation.benchmarks.humaneval.sha256: .* takes this file as it is"),
         ("name: math, data: 'LETTERS', split: test", "evaluation.benchmarks.math.split: math has all, not 'test'"),
         ("name: math, data: 'LETTERS', problems: 10", "evaluation.benchmarks.math.problems: .* has 9, not 10"),

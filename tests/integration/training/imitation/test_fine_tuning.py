@@ -101,7 +101,10 @@ GOOD = {"prompt": "a", "response": "a", "agent": "a"}
         ([GOOD, {"prompt": "a", "response": "a"}], r"data.jsonl:2: agent: expected one of a, b"),
         ([GOOD | {"agent": "c"}], r"data.jsonl:1: agent 'c' is not one of a, b"),
         ([GOOD, "{"], r"data.jsonl:2: not JSON"),
-        ([GOOD, {"prompt": "a", "answer": "a"}], r"data.jsonl:2: response: Field required"),
+        (
+            [GOOD, {"prompt": "a", "answer": "a"}],
+            r"data.jsonl:2: unknown key 'answer'; expected one of prompt, response",
+        ),
         ([GOOD | {"response": 1}, GOOD], r"data.jsonl:1: response: expected text"),
     ],
 )

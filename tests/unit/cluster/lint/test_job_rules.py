@@ -57,7 +57,7 @@ def test_a_queued_job_may_be_suspended():
 
 WRONG = [
     ({"rayClusterSpec": None}, "spec.rayClusterSpec: expected it, or clusterSelector"),
-    ({"entrypoint": "", "submitterPodTemplate": None}, "spec.entrypoint: missing"),
+    ({"entrypoint": "", "submitterPodTemplate": None}, "spec.entrypoint: missing key"),
     ({"suspend": True}, "spec.shutdownAfterJobFinishes: expected true beside suspend"),
     ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds: expected more than 0, got 0"),
     ({"submissionMode": "Http"}, "spec.submissionMode: expected one of K8sJobMode"),
@@ -92,7 +92,7 @@ WRONG = [
         SELECTED | {"deletionStrategy": {"deletionRules": [RULE]}},
         "expected another than DeleteCluster beside clusterSelector",
     ),
-    ({"deletionStrategy": LEGACY | {"onSuccess": {}}}, "deletionStrategy.onSuccess.policy: missing"),
+    ({"deletionStrategy": LEGACY | {"onSuccess": {}}}, "deletionStrategy.onSuccess.policy: missing key"),
     ({"deletionStrategy": LEGACY | {"deletionRules": [RULE], "onSuccess": {}}}, "onSuccess: expected none beside"),
     (
         {"deletionStrategy": {"deletionRules": [RULE | {"condition": {}}]}},

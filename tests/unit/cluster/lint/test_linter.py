@@ -104,7 +104,7 @@ def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
         (("specs", {}), "specs: unknown key, did you mean 'spec'?"),
         (("metadata.label", {}), "metadata.label: unknown key, did you mean 'labels'?"),
         ((f"{WORKERS}.minReplica", 1), f"{WORKERS}.minReplica: unknown key, did you mean 'minReplicas'?"),
-        ((f"{WORKERS}.groupName", DELETE), f"{WORKERS}.groupName: missing"),
+        ((f"{WORKERS}.groupName", DELETE), f"{WORKERS}.groupName: missing key"),
         ((f"{WORKERS}.replicas", "3"), f"{WORKERS}.replicas: expected integer, got str"),
         (
             (f"{HEAD}.rayStartParams.num-cpus", 0),
@@ -121,7 +121,7 @@ def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
             "spec.rayClusterDeletionDelaySeconds: expected minimum 0, got -1",
         ),
         ((f"{WORKER_POD}.containers.0.resource", {}), "resource: unknown key, did you mean 'resources'?"),
-        (("spec", DELETE), "spec: missing"),
+        (("spec", DELETE), "spec: missing key"),
         # the kind
         (("apiVersion", "ray.io/v1alpha1"), "apiVersion: expected ray.io/v1, got 'ray.io/v1alpha1'"),
         (("kind", "RayServce"), "kind: expected one of RayCluster, RayJob, RayService, RayCronJob, got 'RayServce'"),

@@ -105,8 +105,11 @@ def _escape(folder: Path) -> None:
         (_edit_manifest, "content hash of bundle.json does not fit"),
         (_escape, "does not fit"),
         (lambda folder: (folder / "shared.safetensors").unlink(), "shared.safetensors is missing"),
-        (lambda folder: (folder / "bundle.json").write_text("{}"), "malformed at agents"),
-        (lambda folder: (folder / "bundle.json").write_text("not json"), "malformed"),
+        (lambda folder: (folder / "bundle.json").write_text("{}"), "bundle.json: missing key 'agents'"),
+        (
+            lambda folder: (folder / "bundle.json").write_text("not json"),
+            "bundle.json: not JSON: expected ident at line 1 column 2$",
+        ),
         (lambda folder: (folder / "bundle.json").unlink(), "no readable bundle.json"),
     ],
 )

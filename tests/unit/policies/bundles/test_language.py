@@ -126,7 +126,10 @@ def _edit(folder: Path) -> None:
             "asker/adapter_config.json is not in",
         ),
         (_edit, "content hash of bundle.json does not fit"),
-        (lambda folder: (folder / "bundle.json").write_text('{"family": "token"}'), "malformed at agents"),
+        (
+            lambda folder: (folder / "bundle.json").write_text('{"family": "token"}'),
+            "bundle.json: missing key 'agents'",
+        ),
         (lambda folder: (folder / "bundle.json").write_text('{"family": "other"}'), "of 'other' is not supported"),
     ],
 )

@@ -86,7 +86,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
 
 def has_scaling_groups(config: ClusterConfig) -> bool:
     """Return True where the number of pods of a group may change."""
-    return any(group.scales for group in config.groups.values())
+    return any(group.is_autoscaled for group in config.groups.values())
 
 
 def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
@@ -162,7 +162,7 @@ def _costs_a_restart(config: ClusterConfig, node: NodeConfig, is_head: bool) -> 
 
     Replicas of a gateway may move one by one.
     """
-    is_fixed = isinstance(node, GroupConfig) and not node.scales
+    is_fixed = isinstance(node, GroupConfig) and not node.is_autoscaled
     return config.service is None and (is_head or is_fixed)
 
 

@@ -140,7 +140,7 @@ def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[Worker
             ray_start_params=parameters,
             labels={ROLE_LABEL: name} | ({"ray.io/market-type": "spot"} if spot else market),
             template=pod_of(config, group, name, spot),
-            idle_timeout_seconds=group.idle_timeout_s if group.scales else None,
+            idle_timeout_seconds=group.idle_timeout_s if group.is_autoscaled else None,
             priority=priority,
         )
 

@@ -2,7 +2,7 @@
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import message_of
+from marl_ray.config.mistakes.wording import explain
 from marl_ray.config.run.algorithms import ADAM_KEYS, READ_WITH_KEY
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.config.run.keys import RunKeys
@@ -26,7 +26,7 @@ def _valid_hyper(config: RunKeys, name: str) -> HyperParameters:
         first = error.errors()[0]
         of_policy = first["loc"] and first["loc"][0] in config.team[name].hyper
         key = ".".join([*(["team", name] if of_policy else []), "hyper", *map(str, first["loc"])])
-        raise ValueError(f"{key}: {message_of(first)}") from error
+        raise ValueError(explain(first, key)) from error
 
 
 def _check_readers(config: RunKeys, name: str, hyper: HyperParameters) -> None:
@@ -54,7 +54,7 @@ def _check_needs(config: RunKeys, name: str) -> None:
     spec, algorithm, train = config.spec_of(name), config.algorithm_of(name), config.train
     if spec.groups and train.group_size < 2 and config.data is None:
         raise ValueError(f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 2 or more")
-    if spec.groups and not spec.greedy and config.plays_greedily and train.group_size < 3:
+    if spec.groups and not spec.greedy and config.has_greedy_copies and train.group_size < 3:
         raise ValueError(
             f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 3 or more where another "
             "policy's has the first member play greedily"

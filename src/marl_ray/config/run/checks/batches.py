@@ -31,7 +31,7 @@ def _check_copies(config: RunKeys) -> None:
 def _check_branches(config: RunKeys) -> None:
     """Refuse branches without groups of texts, or at turns that no episode has."""
     branch_turns, horizon = config.train.branch_turns or 0, config.train.horizon
-    if branch_turns and not (config.has_language_models and config.compares_groups):
+    if branch_turns and not (config.has_language_models and config.has_group_comparison):
         raise ValueError(
             f"train.branch_turns={branch_turns}: expected a language model whose algorithm compares groups"
         )
@@ -44,7 +44,7 @@ def _check_branches(config: RunKeys) -> None:
 def _check_minibatches(config: RunKeys, name: str) -> None:
     """Refuse more minibatches than a batch has parts: episodes, or time indices."""
     minibatches = config.hyper_of(name).minibatches
-    key = "env_copies" if config.whole_episodes else "horizon"
+    key = "env_copies" if config.has_whole_episodes else "horizon"
     parts = getattr(config.train, key)
     if minibatches > parts:
         raise ValueError(f"minibatches={minibatches} of policy {name!r} must not exceed train.{key}={parts}")
@@ -59,7 +59,7 @@ def _check_length(config: RunKeys, name: str) -> None:
     if hyper.overlong_buffer >= longest:
         raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below {key_of_limit}={longest}")
     for key in ("overlong_buffer", "overlong_filter"):
-        if getattr(hyper, key) and not config.whole_episodes:
+        if getattr(hyper, key) and not config.has_whole_episodes:
             raise ValueError(
                 f"{key} of policy {name!r}: a row holds a stretch of play, which has no length of its own; expected "
                 "train.rollout=episodes"

@@ -7,7 +7,7 @@ def check(config: RunKeys) -> None:
     """Raise ValueError for `train.overlap` where a loss does not take the probabilities of the policy that played."""
     if not config.train.overlap:
         return
-    if config.has_language_models or config.whole_episodes:
+    if config.has_language_models or config.has_whole_episodes:
         raise ValueError("train.overlap: expected actor-critics and train.rollout=steps")
     for name in config.trained_policies:
         spec = config.spec_of(name)

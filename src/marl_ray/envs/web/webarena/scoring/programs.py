@@ -3,6 +3,7 @@
 Source: https://github.com/web-arena-x/webarena, evaluation_harness/helper_functions.py.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,14 +94,21 @@ async def _latest_review(shop: str, sku: str, *keys: str | int) -> str:
 
 
 async def _api_reply(shop: str, path: str, query: Mapping[str, str]) -> Any:
-    """Return the shop's JSON for a path, asked for as its administrator."""
+    """Return the shop's JSON for a path, asked for as its administrator.
+
+    Raises BrowserError if an answer is none, or late.
+    """
     try:
-        async with httpx.AsyncClient(timeout=REQUEST_S) as client:
-            token = await client.post(f"{shop}/rest/default/V1/integration/admin/token", json=ADMIN_ACCOUNT)
+        async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113  its timeouts are of each read alone
+            async with asyncio.timeout(REQUEST_S):
+                token = await client.post(f"{shop}/rest/default/V1/integration/admin/token", json=ADMIN_ACCOUNT)
             token.raise_for_status()
             headers = {"Authorization": f"Bearer {token.json()}"}
-            reply = await client.get(f"{shop}{path}", params=dict(query), headers=headers)
+            async with asyncio.timeout(REQUEST_S):
+                reply = await client.get(f"{shop}{path}", params=dict(query), headers=headers)
             reply.raise_for_status()
             return reply.json()
+    except TimeoutError:
+        raise BrowserError(f"{shop}{path}: no whole answer within {REQUEST_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
         raise BrowserError(f"{shop}{path}: {one_line(error)}") from error

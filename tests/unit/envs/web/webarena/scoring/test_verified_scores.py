@@ -14,7 +14,7 @@ from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks
 from marl_ray.envs.web.webarena.tasks.schema import ResponseCheck
 from marl_ray.errors import MarlRayError
 
-VERIFIED = Path(__file__).parents[3] / "fixtures" / "webarena" / "webarena-verified.json.gz"
+VERIFIED = Path(__file__).parents[5] / "fixtures" / "webarena" / "webarena-verified.json.gz"
 
 
 def listed(kind: str, **more: Any) -> dict[str, Any]:

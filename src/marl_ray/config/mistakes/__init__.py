@@ -1,0 +1,1 @@
+"""Says in one line what pydantic refused: the key, what it holds and what was expected."""
