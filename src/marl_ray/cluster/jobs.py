@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 from urllib.parse import urlsplit
 
+from marl_ray.cluster.job_paths import refuse_relative_paths
 from marl_ray.cluster.waits import CONNECT_S, INTERRUPTED_STATUS, JOB_TIMEOUT_S, LOST_S, READ_S
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
@@ -251,20 +252,3 @@ def _exit_status(details: "JobDetails") -> int:
         return 1
     print(f"job {details.submission_id} {details.status.value}: exit status {code}", file=sys.stderr)
     return 128 - code if code < 0 else code or 1
-
-
-def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
-    """Raise MarlRayError for a relative path in the config of a job.
-
-    A job runs in a temporary folder of its own, where relative files are missing and results are lost.
-    """
-    run = config.example() if isinstance(config, SweepConfig) else config
-    paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}
-    paths |= {f"team.{name}.bundle": policy.bundle for name, policy in run.team.items()}
-    for key, path in paths.items():
-        file = (path or "/").removeprefix("sqlite:///")
-        if not file.startswith(("/", "models:/")) and "://" not in file:
-            raise MarlRayError(
-                f"{key}={path!r} is relative to the job's temporary folder; give an absolute path or a URI, "
-                f"such as {key}=s3://bucket/folder"
-            )

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from marl_ray.cluster.jobs import read_config, refuse_relative_paths
+from marl_ray.cluster.job_paths import refuse_relative_paths
+from marl_ray.cluster.jobs import read_config
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 from marl_ray.cluster.kuberay.client.resources import apply, create, delete, read
