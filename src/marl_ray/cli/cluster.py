@@ -124,8 +124,8 @@ def render(
 
 @cluster_app.command()
 def local(
-    nodes: Annotated[int, typer.Option(help="Number of Ray nodes, including the head.")] = 3,
-    cpus: Annotated[int, typer.Option(help="Logical CPUs of each node.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of Ray nodes, including the head.")] = 3,
+    cpus: Annotated[int, typer.Option(min=1, help="Logical CPUs of each node.")] = 2,
 ) -> None:
     """Start several Ray nodes on this machine, until Ctrl-C.
 

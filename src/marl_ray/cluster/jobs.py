@@ -53,11 +53,7 @@ def submit(
     cluster's image, which must have marl-ray installed.
     """
     config = read_config(kind, config_path, overrides)
-    if (
-        urlsplit(address).hostname in LOOPBACK
-        and not Path(config.storage).is_absolute()
-        and "://" not in config.storage
-    ):
+    if _is_this_machine(address) and not Path(config.storage).is_absolute() and "://" not in config.storage:
         # The cluster is this machine, so "here" means the same folder to both.
         overrides = [*overrides, f"storage={Path(config.storage).resolve()}"]
         config = read_config(kind, config_path, overrides)
@@ -78,6 +74,13 @@ def submit(
             metadata={"kind": kind, "run": config.name, "config_hash": config_hash(config)},
             timeout_s=timeout_s,
         )
+
+
+def _is_this_machine(address: str) -> bool:
+    try:
+        return urlsplit(address).hostname in LOOPBACK
+    except ValueError:  # no URL, as `connect` says
+        return False
 
 
 def new_submission_id() -> str:

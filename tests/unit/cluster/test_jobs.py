@@ -60,6 +60,14 @@ def test_an_address_that_is_no_url(address):
         jobs.connect(address)
 
 
+def test_an_address_that_cannot_be_parsed_is_one_line(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(GOOD)
+    with pytest.raises(MarlRayError, match=r"^--address http://\[: no Ray dashboard answers") as error:
+        jobs.submit("train", config, address="http://[", listener=PRINTER)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("address", [NOBODY, NOWHERE])
 def test_an_unreachable_address_is_answered_within_ten_seconds(address):
     started = time.monotonic()
