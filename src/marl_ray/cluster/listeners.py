@@ -7,7 +7,7 @@ from typing import NamedTuple
 class JobListener(NamedTuple):
     """Two functions that are called while a job is followed, from any thread."""
 
-    write_log: Callable[[str], None]
+    write_log: Callable[[str], object]
     """Gets a part of the job's log, with its line breaks, as soon as it is there."""
-    say: Callable[[str], None]
+    say: Callable[[str], object]
     """Gets one line about the job, which begins with its name."""
