@@ -1,10 +1,10 @@
 """Refuses commit messages that do not say where and why.
 
-    commit_message.py FILE            # the message of a commit that is being made
-    commit_message.py --commits BASE  # those of all commits from BASE, without it, to HEAD
+    commit_message.py FILE                   # the message of a commit that is being made
+    commit_message.py --commits BASE [LAST]  # those of all commits from BASE, without it, to LAST, or else HEAD
 
-Git's hook `commit-msg` calls it with a file, and CI with a commit. What `git commit --fixup` writes is refused by CI alone,
-because it is there to be squashed.
+Git's hook `commit-msg` calls it with a file, and `pre-push` and CI with commits. What `git commit --fixup` writes is
+refused by these two alone, because it is there to be squashed.
 """
 
 import re
@@ -54,12 +54,12 @@ def find_mistake(message: str) -> str | None:
     return None
 
 
-def find_mistakes(base: str) -> list[str]:
-    """Return the mistakes of the commits from `base` to HEAD, merges among them, each with its commit.
+def find_mistakes(base: str, last: str) -> list[str]:
+    """Return the mistakes of the commits from `base` to `last`, merges among them, each with its commit.
 
     Raises subprocess.CalledProcessError if git knows no such commit, which it then says itself.
     """
-    pairs = _messages(f"{base}..HEAD")
+    pairs = _messages(f"{base}..{last}")
     subjects = Counter(subject_of(message) for _, message in pairs)
     subjects.update({subject_of(message) for _, message in _messages(base, f"--max-count={MAX_EARLIER}")})
     mistakes = [
@@ -91,8 +91,8 @@ def _messages(*arguments: str) -> list[tuple[str, str]]:
 def main(arguments: list[str]) -> str | None:
     """Return the mistakes, one a line; None if there are none."""
     match arguments:
-        case ["--commits", base]:
-            return "\n".join(find_mistakes(base)) or None
+        case ["--commits", base, *rest] if len(rest) < 2:
+            return "\n".join(find_mistakes(base, *rest or ["HEAD"])) or None
         case [file]:
             message = Path(file).read_text(encoding="utf-8")
             mistake = None if TO_SQUASH.match(message) else find_mistake(message)

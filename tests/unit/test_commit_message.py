@@ -227,3 +227,36 @@ def test_a_push_is_refused_if_a_message_was_made_around_the_hook(clone):
     assert clone.git("rev-parse", "HEAD^") == clone.git("-C", "remote", "rev-parse", "main")
     clone.git("commit", "--amend", "--allow-empty", "-m", "Merge side: one more import is sorted" + WHY)
     clone.git("push", "origin", "main")
+
+
+def test_a_push_is_of_what_it_sends_and_not_of_what_is_checked_out(clone):
+    clone.git("init", "--bare", "remote")
+    clone.git("remote", "add", "origin", "remote")
+    assert clone.run("make", "hooks").returncode == 0
+    clone.commit("lint: sort an import" + WHY)
+    clone.git("push", "origin", "main")
+    clone.git("branch", "good")
+    clone.git("switch", "-c", "bad")
+    clone.commit("Any", "--no-verify")
+    clone.git("push", "origin", "good", "main:other")
+    clone.git("push", "origin", "--delete", "other")
+    clone.git("switch", "main")
+    refused = clone.run("git", "push", "origin", "good", "bad")
+    assert refused.returncode == 1
+    assert (
+        f"{clone.git('rev-parse', '--short', 'bad')}: subject: expected an area of one or two words" in refused.stderr
+    )
+    assert clone.git("-C", "remote", "branch", "--format=%(refname:short)").split() == ["good", "main"]
+    clone.git("tag", "v1", "bad")
+    assert clone.run("git", "push", "origin", "v1").returncode == 1
+
+
+def test_a_push_to_an_address_is_compared_with_what_lies_there(clone):
+    clone.git("init", "--bare", "remote")
+    clone.commit("An old one")
+    clone.git("push", str(clone.folder / "remote"), "main")
+    assert clone.run("make", "hooks").returncode == 0
+    clone.commit("lint: sort an import" + WHY)
+    clone.git("push", str(clone.folder / "remote"), "main")
+    clone.commit("Any", "--no-verify")
+    assert clone.run("git", "push", str(clone.folder / "remote"), "main").returncode == 1

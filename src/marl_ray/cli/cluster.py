@@ -14,6 +14,8 @@ import typer
 from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import Context, Namespace
 from marl_ray.cli.serving.gateways import lint
+from marl_ray.cluster.listeners import JobListener
+from marl_ray.cluster.waits import INTERRUPTED_STATUS
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
 
@@ -28,6 +30,11 @@ FAILED_STATUS = 1
 LATE_STATUS = 124
 """Exit status where a deadline passed, as of the command `timeout`."""
 cluster_app.command()(lint)
+PRINTER = JobListener(
+    write_log=lambda text: print(text, end="", flush=True),
+    say=lambda line: print(line, file=sys.stderr, flush=True),
+)
+"""Prints the log of a job that is followed on stdout, and what happens to the job on stderr."""
 ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
 
 
@@ -52,12 +59,13 @@ def submit_to_kuberay(
     context: str | None,
     namespace: str | None,
 ) -> tuple[str, int]:
-    """Run a training or a sweep as a RayJob on its own cluster.
+    """Run a training or a sweep as a RayJob on its own cluster, and print its states and log until it has ended.
 
-    Returns KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE_STATUS at the deadline.
+    Returns KIND/NAME of the job, and its entrypoint's exit status; Ctrl-C asks whether the job is to end. Exits with
+    LATE_STATUS at the deadline.
     """
     from marl_ray.cluster.kuberay.client.connection import connect
-    from marl_ray.cluster.kuberay.submission import new_job_name, submit
+    from marl_ray.cluster.kuberay.submission import follow, new_job_name, submit
     from marl_ray.config.cluster import ClusterConfig
     from marl_ray.config.load import load_config
 
@@ -65,7 +73,33 @@ def submit_to_kuberay(
     name = name or new_job_name(settings)
     with _report_missed_deadline():
         connection = connect(context=context, namespace=namespace)
-        return f"rayjob/{name}", submit(connection, kind, config, overrides, settings, name)
+        if not submit(connection, kind, config, overrides, settings, name):
+            PRINTER.say(f"rayjob/{name}: it is there already, and runs what it was submitted with")
+        try:
+            return f"rayjob/{name}", follow(connection, settings, name, PRINTER)
+        except KeyboardInterrupt:
+            offer_to_end(connection, name)
+    return f"rayjob/{name}", INTERRUPTED_STATUS
+
+
+def offer_to_end(connection: "Connection", name: str) -> None:
+    """Ask the person at the terminal whether to end the job, and end it after a yes.
+
+    Ctrl-C, Ctrl-D and a missing terminal mean no.
+    """
+    from marl_ray.cluster.kuberay.client import resources
+
+    answer = ""
+    if sys.stdin.isatty():
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            answer = input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower()
+    if answer in ("y", "yes"):
+        resources.delete(connection, "RayJob", name)
+        PRINTER.say(
+            f"rayjob/{name}: it ends; marl-ray cluster delete rayjob/{name} waits for that and takes the rest away"
+        )
+    else:
+        PRINTER.say(f"rayjob/{name}: it continues; marl-ray cluster logs|wait|delete rayjob/{name}")
 
 
 @cluster_app.command()
@@ -90,8 +124,8 @@ def render(
 
 @cluster_app.command()
 def local(
-    nodes: Annotated[int, typer.Option(help="Number of Ray nodes, including the head.")] = 3,
-    cpus: Annotated[int, typer.Option(help="Logical CPUs of each node.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of Ray nodes, including the head.")] = 3,
+    cpus: Annotated[int, typer.Option(min=1, help="Logical CPUs of each node.")] = 2,
 ) -> None:
     """Start several Ray nodes on this machine, until Ctrl-C.
 

@@ -192,7 +192,8 @@ def evaluate(
     source = ctx.get_parameter_source("tracking_uri")
     if samples is not None and source is not None and source.name == "ENVIRONMENT":
         tracking_uri = None  # samples need none; the variable is set for other commands
-    parsed = {"k": _parse_ks(k), "env": None if env is None else with_overrides({}, env), "tracking_uri": tracking_uri}
+    ks = None if k is None else _parse_whole_numbers("k", k)
+    parsed = {"k": ks, "env": None if env is None else with_overrides({}, env), "tracking_uri": tracking_uri}
     arguments = {name: value for name, value in ctx.params.items() if name != "as_json"}
     with only_result(as_json):
         result = run(**arguments | parsed, progress=_make_progress() if episodes is None else None)
@@ -245,6 +246,7 @@ def aggregate(
     show(as_json, document, [*lines, mean])
 
 
+@named_as_options()
 def tasks(
     kind: Annotated[
         Literal["python", "arithmetic"], typer.Argument(help="python: functions to write; arithmetic: sums.")
@@ -262,8 +264,8 @@ def tasks(
     from marl_ray.envs.text.synthetic.arithmetic import arithmetic
     from marl_ray.envs.text.synthetic.programs import programs
 
+    task_levels = _parse_whole_numbers("levels", levels)
     try:
-        task_levels = tuple(int(level) for level in levels.split(","))
         if kind == "python":
             lines = [_task_line(task) for task in programs(count, task_levels, split, seed)]
         else:
@@ -300,13 +302,11 @@ def _parse_weighted_folder(text: str) -> tuple[Path, float]:
         raise MarlRayError(f"{text!r}: expected DIR or DIR=WEIGHT") from error
 
 
-def _parse_ks(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _parse_whole_numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise FieldError("k", f"expected whole numbers with commas, such as 1,10, got {text!r}") from error
+        raise FieldError(option, f"expected whole numbers with commas, such as 1,10, got {text!r}") from error
 
 
 def _make_progress() -> object:

@@ -6,13 +6,14 @@ import logging
 import secrets
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from marl_ray.cluster.job_paths import refuse_relative_paths
+from marl_ray.cluster.listeners import JobListener
 from marl_ray.cluster.waits import CONNECT_S, INTERRUPTED_STATUS, JOB_TIMEOUT_S, LOST_S, READ_S
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
@@ -40,6 +41,7 @@ def submit(
     overrides: Sequence[str] = (),
     *,
     address: str,
+    listener: JobListener,
     submission_id: str | None = None,
     python: str = "python",
     timeout_s: float = JOB_TIMEOUT_S,
@@ -51,11 +53,7 @@ def submit(
     cluster's image, which must have marl-ray installed.
     """
     config = read_config(kind, config_path, overrides)
-    if (
-        urlsplit(address).hostname in LOOPBACK
-        and not Path(config.storage).is_absolute()
-        and "://" not in config.storage
-    ):
+    if _is_this_machine(address) and not Path(config.storage).is_absolute() and "://" not in config.storage:
         # The cluster is this machine, so "here" means the same folder to both.
         overrides = [*overrides, f"storage={Path(config.storage).resolve()}"]
         config = read_config(kind, config_path, overrides)
@@ -71,10 +69,18 @@ def submit(
             client,
             shlex.join([python, "-m", "marl_ray", kind, "config.yaml", *overrides]),
             str(folder),
+            listener,
             submission_id=submission_id,
             metadata={"kind": kind, "run": config.name, "config_hash": config_hash(config)},
             timeout_s=timeout_s,
         )
+
+
+def _is_this_machine(address: str) -> bool:
+    try:
+        return urlsplit(address).hostname in LOOPBACK
+    except ValueError:  # no URL, as `connect` says
+        return False
 
 
 def new_submission_id() -> str:
@@ -100,32 +106,36 @@ def run_job(
     client: "JobSubmissionClient",
     entrypoint: str,
     working_dir: str | Path,
+    listener: JobListener,
     *,
     submission_id: str | None = None,
     metadata: Mapping[str, str] | None = None,
     timeout_s: float = JOB_TIMEOUT_S,
-    out: TextIO | None = None,
 ) -> int:
-    """Submit a command, copy the job's log to `out` (stdout) as it is, and return the driver's exit status.
+    """Submit a command, give the job's log to the listener as it is, and return the driver's exit status.
 
     Ctrl-C stops the job, waits until it has ended, and returns 130. A job that outlives `timeout_s` is stopped too,
     and raises MarlRayError.
     """
     # Chosen here and not by the server: an interrupted submission can still be stopped by its name.
     job_id = submission_id or new_submission_id()
-    follower = _LogFollower(client, job_id, out or sys.stdout)
+    follower = _LogFollower(client, job_id, listener)
     try:
-        _submit_or_join(
+        is_new = _submit_or_join(
             client, entrypoint, working_dir, job_id, dict(metadata or {}), may_exist=submission_id is not None
         )
+        if not is_new:
+            listener.say(f"job {job_id}: it is there already; following it")
         details = asyncio.run(follower.follow(timeout_s))
     except KeyboardInterrupt:
-        print(f"stopping job {job_id}", file=sys.stderr)
+        listener.say(f"job {job_id}: stopping it")
         _stop(follower)
         return INTERRUPTED_STATUS
     if details is None:
         _stop(follower)
         raise MarlRayError(f"job {job_id} did not end within {timeout_s:g} s and was stopped")
+    if end := _failure_of(details):
+        listener.say(f"job {job_id}: {end}")
     return _exit_status(details)
 
 
@@ -136,33 +146,45 @@ def _submit_or_join(
     job_id: str,
     metadata: dict[str, str],
     may_exist: bool,
-) -> None:
+) -> bool:
+    """Submit a job and return True, or return False where the same job is there already and `may_exist`.
+
+    Raises MarlRayError if the cluster does not accept it, or the name is that of a job with another command or config.
+    """
     runtime_env = {"working_dir": str(working_dir), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_S)}}
     try:
         client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job_id, metadata=dict(metadata))
-        return
+        return True
     except (OSError, RuntimeError, ValueError) as error:
         if not (may_exist and "already exists" in str(error)):
             raise MarlRayError(f"job {job_id} was not accepted: {one_line(error)}") from error
-    details = client.get_job_info(job_id)
+    details = _details_of(client, job_id)
     if details.entrypoint != entrypoint or any(
         (details.metadata or {}).get(key) != value for key, value in metadata.items()
     ):
         raise MarlRayError(f"submission_id {job_id!r} already names a job with another command or config")
-    print(f"job {job_id} exists ({details.status.value}); following it", file=sys.stderr)
+    return False
+
+
+def _details_of(client: "JobSubmissionClient", job_id: str) -> "JobDetails":
+    """Return what the cluster knows of a job. Raises MarlRayError if it does not say it."""
+    try:
+        return client.get_job_info(job_id)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise MarlRayError(f"job {job_id} is there already and cannot be read: {one_line(error)}") from error
 
 
 class _LogFollower:
-    """Copies one job's log and waits for its end.
+    """Copies one job's log to a listener and waits for the job's end.
 
-    It remembers how much was copied, so that nothing comes twice.
+    It remembers how many characters were copied, so that nothing comes twice.
     """
 
-    def __init__(self, client: "JobSubmissionClient", job_id: str, out: TextIO) -> None:
+    def __init__(self, client: "JobSubmissionClient", job_id: str, listener: JobListener) -> None:
         self.client = client
         self.job_id = job_id
-        self._out = out
-        self._written = 0
+        self._listener = listener
+        self._copied = 0
 
     async def follow(self, timeout_s: float) -> "JobDetails | None":
         """Return the job's last state once it has ended; None if it still runs after `timeout_s`.
@@ -212,14 +234,13 @@ class _LogFollower:
         try:
             self._write(self.client.get_job_logs(self.job_id), 0)
         except (OSError, RuntimeError, ValueError) as error:
-            print(f"job {self.job_id}: the end of its log cannot be read: {one_line(error)}", file=sys.stderr)
+            self._listener.say(f"job {self.job_id}: the end of its log cannot be read: {one_line(error)}")
 
     def _write(self, text: str, position: int) -> None:
-        new_text = text[max(0, self._written - position) :]
+        new_text = text[max(0, self._copied - position) :]
         if new_text:
-            self._out.write(new_text)
-            self._out.flush()
-            self._written += len(new_text)
+            self._listener.write_log(new_text)
+            self._copied += len(new_text)
 
 
 def _stop(follower: _LogFollower) -> None:
@@ -242,29 +263,19 @@ def _stop(follower: _LogFollower) -> None:
     raise MarlRayError(f"job {follower.job_id} did not stop within {STOP_S:g} s{reason}")
 
 
+def _failure_of(details: "JobDetails") -> str:
+    """Return how a job ended that did not succeed, in one line; empty for one that did."""
+    if details.status.value == "SUCCEEDED":
+        return ""
+    code = details.driver_exit_code
+    # A job without a status never ran, or was stopped: Ray's message is all there is to say.
+    reason = " ".join((details.message or "").split()) if code is None else f"exit status {code}"
+    return f"{details.status.value}: {reason}"
+
+
 def _exit_status(details: "JobDetails") -> int:
+    """Return the driver's exit status as shells report it, and 1 for a job that has failed without one."""
     if details.status.value == "SUCCEEDED":
         return 0
-    code = details.driver_exit_code
-    if code is None:  # it never ran, or was stopped: Ray's message is all there is to say
-        print(f"job {details.submission_id} {details.status.value}: {(details.message or '').strip()}", file=sys.stderr)
-        return 1
-    print(f"job {details.submission_id} {details.status.value}: exit status {code}", file=sys.stderr)
-    return 128 - code if code < 0 else code or 1
-
-
-def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
-    """Raise MarlRayError for a relative path in the config of a job.
-
-    A job runs in a temporary folder of its own, where relative files are missing and results are lost.
-    """
-    run = config.example() if isinstance(config, SweepConfig) else config
-    paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}
-    paths |= {f"team.{name}.bundle": policy.bundle for name, policy in run.team.items()}
-    for key, path in paths.items():
-        file = (path or "/").removeprefix("sqlite:///")
-        if not file.startswith(("/", "models:/")) and "://" not in file:
-            raise MarlRayError(
-                f"{key}={path!r} is relative to the job's temporary folder; give an absolute path or a URI, "
-                f"such as {key}=s3://bucket/folder"
-            )
+    code = details.driver_exit_code or 1
+    return 128 - code if code < 0 else code

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from marl_ray.cluster.listeners import JobListener
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
@@ -82,8 +83,8 @@ class DemoResult:
 
 
 @contextlib.contextmanager
-def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
-    """Train, serve and play.
+def demonstrate(folder: Path, episodes: int, listener: JobListener) -> Iterator[DemoResult]:
+    """Train, serve and play; the listener gets the logs of the training jobs.
 
     The gateway serves until the block ends. Everything written lies under `folder`/TIME.
     """
@@ -100,7 +101,7 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
     with stack:
         for arm, path in ARM_CONFIGS.items():
             with timed_step(console, f"training {arm} as a Ray Job"):
-                _train(path, folder, ray.dashboard_url)
+                _train(path, folder, ray.dashboard_url, listener)
         key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / KEYS_FILE, "demo")
         with timed_step(console, "deploying the router: ippo in production, mappo as its candidate"):
             arms = {
@@ -142,10 +143,11 @@ def print_result(result: DemoResult, is_served: bool) -> None:
         console.print(f"{name:<11}{text}", soft_wrap=True)
 
 
-def _train(config: Path, folder: Path, dashboard_url: str) -> None:
+def _train(config: Path, folder: Path, dashboard_url: str, listener: JobListener) -> None:
     from marl_ray.cluster.jobs import submit
 
-    status = submit("train", config, [f"storage={folder}"], address=dashboard_url, timeout_s=JOB_S)
+    overrides = [f"storage={folder}"]
+    status = submit("train", config, overrides, address=dashboard_url, listener=listener, timeout_s=JOB_S)
     if status:
         raise MarlRayError(f"demo: training {config.stem} failed with status {status}")
 

@@ -16,7 +16,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ from marl_ray.cluster.kuberay.deletion import delete_all
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import ResourceKind
-from marl_ray.cluster.kuberay.submission import submit
+from marl_ray.cluster.kuberay.submission import follow, submit
+from marl_ray.cluster.listeners import JobListener
 from marl_ray.config import parse_config
 from marl_ray.config.cluster import ClusterConfig
 
@@ -121,16 +121,17 @@ class Site:
     def submit(self, tmp_path: Path, config: dict[str, Any]) -> tuple[int, str]:
         """Submit a run as a user does, on as many pods as it has workers.
 
-        The result is its exit status and what was printed.
+        The result is its exit status, and its log with a line for each state.
         """
-        name, path, printed = config["name"], tmp_path / "run.yaml", io.StringIO()
+        name, path, texts = config["name"], tmp_path / "run.yaml", io.StringIO()
         path.write_text(json.dumps(config))
         learners = {**WORKER, "replicas": config["resources"]["workers"]}
         cluster = self.config(name, groups={"learners": learners}, job={"entrypoint": "-", "retries": 0})
         self.resources.append(("RayJob", name))
-        with redirect_stdout(printed), redirect_stderr(printed):
-            status = submit(self.connection, "train", path, (), cluster, name, timeout_s=START_S + RUN_S)
-        return status, printed.getvalue()
+        listener = JobListener(texts.write, lambda line: texts.write(f"{line}\n"))
+        assert submit(self.connection, "train", path, (), cluster, name)
+        status = follow(self.connection, cluster, name, listener, timeout_s=START_S + RUN_S)
+        return status, texts.getvalue()
 
     def wait(self, kind: ResourceKind, name: str, *goals: Phase, timeout_s: float = START_S) -> ResourceState:
         """The state at the end of the wait; the states on the way are printed."""

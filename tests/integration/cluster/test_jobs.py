@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from marl_ray.cluster import jobs
+from marl_ray.cluster.listeners import JobListener
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 
@@ -19,13 +20,14 @@ pytestmark = pytest.mark.shared_ray("one")
 SLEEPER = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('told'))\nprint('up')\ntime.sleep(120)\n"
 
 
-def run(ray: LocalRay, folder: Path, script: str, **options) -> tuple[int, str]:
+def run(ray: LocalRay, folder: Path, script: str, job_lines: list[str] | None = None, **options) -> tuple[int, str]:
+    """Run a script as a job; return its status and log. Lines about the job are added to `job_lines`."""
     (folder / "main.py").write_text(script)
-    out = io.StringIO()
-    status = jobs.run_job(
-        jobs.connect(ray.dashboard_url), "python main.py", folder, out=out, **({"timeout_s": 120.0} | options)
-    )
-    return status, out.getvalue()
+    log = io.StringIO()
+    listener = JobListener(log.write, [].append if job_lines is None else job_lines.append)
+    client = jobs.connect(ray.dashboard_url)
+    status = jobs.run_job(client, "python main.py", folder, listener, **({"timeout_s": 120.0} | options))
+    return status, log.getvalue()
 
 
 def test_success_brings_the_whole_log_unwrapped(ray_cluster, tmp_path):
@@ -41,17 +43,21 @@ def test_the_driver_is_this_python_and_sees_ray(ray_cluster, tmp_path):
     assert f"exe {Path(sys.executable).parent}/python" in log
 
 
-def test_failure_returns_the_drivers_status(ray_cluster, tmp_path, capsys):
-    status, log = run(ray_cluster, tmp_path, "print('so far')\nraise SystemExit(3)")
+def test_failure_returns_the_drivers_status(ray_cluster, tmp_path):
+    job_lines: list[str] = []
+    status, log = run(ray_cluster, tmp_path, "print('so far')\nraise SystemExit(3)", job_lines, submission_id="failing")
     assert status == 3
     assert "so far" in log
-    assert "FAILED: exit status 3" in capsys.readouterr().err
+    assert job_lines == ["job failing: FAILED: exit status 3"]
 
 
 def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster, tmp_path):
-    options = {"submission_id": "same-job", "metadata": {"config_hash": "a"}}
+    job_lines: list[str] = []
+    options = {"job_lines": job_lines, "submission_id": "same-job", "metadata": {"config_hash": "a"}}
     first = run(ray_cluster, tmp_path, "print('once')", **options)
+    assert job_lines == []
     assert run(ray_cluster, tmp_path, "print('once')", **options) == first
+    assert job_lines == ["job same-job: it is there already; following it"]
     with pytest.raises(MarlRayError, match=r"submission_id 'same-job' already names a job"):
         run(ray_cluster, tmp_path, "print('once')", submission_id="same-job", metadata={"config_hash": "b"})
 
@@ -70,9 +76,9 @@ def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster, tmp_pat
                 raise RuntimeError("WebSocket connection closed unexpectedly")
 
     monkeypatch.setattr(client, "tail_job_logs", drops_twice)
-    out = io.StringIO()
-    assert jobs.run_job(client, "python main.py", tmp_path, out=out, timeout_s=120) == 0
-    assert [line for line in out.getvalue().splitlines() if line.startswith("line")] == [f"line {i}" for i in range(8)]
+    log = io.StringIO()
+    assert jobs.run_job(client, "python main.py", tmp_path, JobListener(log.write, print), timeout_s=120) == 0
+    assert [line for line in log.getvalue().splitlines() if line.startswith("line")] == [f"line {i}" for i in range(8)]
     assert next(drops, None) is None
 
 
@@ -87,11 +93,11 @@ def test_a_job_that_outlives_its_deadline_is_stopped(ray_cluster, tmp_path):
 def test_ctrl_c_stops_the_job(ray_cluster, tmp_path):
     (tmp_path / "main.py").write_text(SLEEPER)
     code = (
-        "import signal, sys; from marl_ray.cluster import jobs\n"
+        "import signal, sys; from marl_ray.cli.cluster import PRINTER; from marl_ray.cluster import jobs\n"
         # Whoever runs the tests in the background may have had the signal ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"client = jobs.connect({ray_cluster.dashboard_url!r})\n"
-        f"status = jobs.run_job(client, 'python main.py', {str(tmp_path)!r}, submission_id='interrupted')\n"
+        f"status = jobs.run_job(client, 'python main.py', {str(tmp_path)!r}, PRINTER, submission_id='interrupted')\n"
         "sys.exit(status)"
     )
     submitter = subprocess.Popen(
@@ -107,7 +113,7 @@ def test_ctrl_c_stops_the_job(ray_cluster, tmp_path):
     finally:
         submitter.kill()
     assert submitter.returncode == 130, errors
-    assert "told" in log
+    assert "told" in log and "job interrupted: stopping it\n" in errors
     assert jobs.connect(ray_cluster.dashboard_url).get_job_status("interrupted").value == "STOPPED"
 
 

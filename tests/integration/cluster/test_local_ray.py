@@ -25,6 +25,7 @@ CHILD = """
 import json, os, pathlib, signal, subprocess, sys, tempfile, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 before = {k: v for k, v in os.environ.items() if k.startswith(("RAY_", "GLOO_", "PATH"))}
+from marl_ray.cli.cluster import PRINTER
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import processes_of, local_ray
 nowhere = subprocess.DEVNULL
@@ -33,7 +34,8 @@ try:
     with local_ray(num_cpus=2) as ray, tempfile.TemporaryDirectory() as folder:
         script = f"import ray; assert ray.init().address_info['gcs_address'] == {ray.address!r}"
         pathlib.Path(folder, "main.py").write_text(script)
-        assert jobs.run_job(jobs.connect(ray.dashboard_url), "python main.py", folder, timeout_s=100) == 0
+        client = jobs.connect(ray.dashboard_url)
+        assert jobs.run_job(client, "python main.py", folder, PRINTER, timeout_s=100) == 0
         processes = [(p.pid, p.create_time()) for p in processes_of(ray.temp_dir)]
         facts = {"temp_dir": str(ray.temp_dir), "url": ray.dashboard_url, "processes": processes}
         print("FACTS", json.dumps(facts), flush=True)

@@ -17,6 +17,7 @@ from toy_runs.runs import mlflow_database
 from toy_runs.trained_sweeps import TOY, rows_of, sweep_config, train_sweep
 from waiting import until
 
+from marl_ray.cli.cluster import PRINTER
 from marl_ray.cluster import jobs
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
@@ -207,5 +208,6 @@ def test_a_sweep_runs_as_a_job(ray_cluster, tmp_path, monkeypatch):
     file.write_text(json.dumps({"name": "job", "run": "run.yaml", "seeds": 1, "space": {"hyper.lr": {"grid": [0.01]}}}))
     overrides = [f"storage={tmp_path}"]
     mlflow_database(tmp_path)
-    assert jobs.submit("sweep", file, overrides, address=ray_cluster.dashboard_url, python=sys.executable) == 0
+    options = {"address": ray_cluster.dashboard_url, "python": sys.executable, "listener": PRINTER}
+    assert jobs.submit("sweep", file, overrides, **options) == 0
     assert json.loads((tmp_path / "job" / "sweep.json").read_text())["winner"] == 0

@@ -13,6 +13,7 @@ import torch
 from toy_runs.runs import config, short
 from toys import texts
 
+from marl_ray.cli.cluster import PRINTER
 from marl_ray.cluster import jobs
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
@@ -215,7 +216,7 @@ def test_a_bad_sweep_is_refused_before_the_cluster_is_asked(tmp_path, text, mess
     (tmp_path / "run.yaml").write_text(json.dumps({"name": "x", "env": {"id": "toys.envs:countdown"}}))
     (tmp_path / "sweep.yaml").write_text(text)
     with pytest.raises(MarlRayError) as error:
-        jobs.submit("sweep", tmp_path / "sweep.yaml", address="http://cluster.invalid:8265")
+        jobs.submit("sweep", tmp_path / "sweep.yaml", address="http://cluster.invalid:8265", listener=PRINTER)
     assert message in str(error.value)
 
 

@@ -287,15 +287,3 @@ def test_a_run_of_a_name_that_the_operator_refuses_is_not_submitted(tmp_path, na
     config.write_text("{name: x, algorithm: ppo, env: {id: gymnasium.CartPole-v1}, storage: /runs}")
     with pytest.raises(MarlRayError, match=r"--submission-id .*expected a-z, 0-9 and -"):
         submission.submit(cast(Connection, None), "train", config, (), parse_config(ClusterConfig, BASE), name)
-
-
-@pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
-def test_whoever_does_not_answer_is_told_that_the_job_goes_on(key, monkeypatch, capsys):
-    def answered_no(question: str) -> str:
-        assert "end the job? [y/N]" in question
-        raise key
-
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", answered_no)
-    submission.offer_to_end(cast(Connection, None), "mine")
-    assert "rayjob/mine: it continues; marl-ray cluster logs|wait|delete rayjob/mine" in capsys.readouterr().err

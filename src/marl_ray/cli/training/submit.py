@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from marl_ray.cli.cluster import submit_to_kuberay
+from marl_ray.cli.cluster import PRINTER, submit_to_kuberay
 from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import (
     LOCAL_DASHBOARD,
@@ -85,6 +85,6 @@ def _submit(
             job, status = submit_to_kuberay(kind, config, overrides, kuberay, submission_id, context, namespace)
         else:
             job = submission_id or new_submission_id()
-            status = submit(kind, config, overrides, address=address, submission_id=job)
+            status = submit(kind, config, overrides, address=address, listener=PRINTER, submission_id=job)
     show(as_json, {"name": name, "job": job, "status": status}, ())
     raise typer.Exit(status)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marl_ray.cli.cluster import PRINTER
 from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import DryRun, Overrides, RunFile
 
@@ -87,7 +88,7 @@ def demo(
 
     with contextlib.ExitStack() as serving:
         with only_result(as_json):
-            result = serving.enter_context(demonstrate(folder, episodes))
+            result = serving.enter_context(demonstrate(folder, episodes, PRINTER))
         if as_json:
             show(as_json, result, ())
         else:

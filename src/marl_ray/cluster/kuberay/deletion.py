@@ -23,7 +23,7 @@ def delete_all(
     kind: ResourceKind,
     name: str,
     timeout_s: float,
-    say: Callable[[ResourceState], None],
+    say: Callable[[ResourceState], object],
 ) -> bool:
     """Delete a resource, wait until it, its clusters and their pods are gone, and delete what is beside them.
 

@@ -1,26 +1,26 @@
 """Submits training runs and sweeps as RayJobs, with the config in a ConfigMap and a cluster for each job."""
 
-import contextlib
 import json
 import re
 import secrets
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from marl_ray.cluster.jobs import read_config, refuse_relative_paths
+from marl_ray.cluster.job_paths import refuse_relative_paths
+from marl_ray.cluster.jobs import read_config
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
-from marl_ray.cluster.kuberay.client.resources import apply, create, delete, read
+from marl_ray.cluster.kuberay.client.resources import apply, create, read
 from marl_ray.cluster.kuberay.client.waiting import wait
 from marl_ray.cluster.kuberay.manifests.pods import CLUSTER_LABEL
 from marl_ray.cluster.kuberay.manifests.rendering import render
-from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
-from marl_ray.cluster.waits import INTERRUPTED_STATUS, JOB_TIMEOUT_S
+from marl_ray.cluster.kuberay.state.phases import Phase
+from marl_ray.cluster.listeners import JobListener
+from marl_ray.cluster.waits import JOB_TIMEOUT_S
 from marl_ray.config import RunConfig
 from marl_ray.config.base import KUBERNETES_NAME
 from marl_ray.config.cluster import FILES_PATH, ClusterConfig, JobConfig
@@ -47,12 +47,11 @@ def submit(
     overrides: Sequence[str],
     cluster: ClusterConfig,
     name: str,
-    timeout_s: float = JOB_TIMEOUT_S,
-) -> int:
-    """Run `marl-ray KIND CONFIG key=value...` as a RayJob on a cluster made by `cluster`, and return its exit status.
+) -> bool:
+    """Make the RayJob `name` that runs `marl-ray KIND CONFIG key=value...` on a cluster made by `cluster`.
 
-    A `name` that is there already is joined. The config is validated here before anything is sent. Ctrl-C asks whether the
-    job is to end. Raises MarlRayError for wrong configs, and where the API refuses or stays away.
+    The config is validated here before anything is sent. Returns False if a RayJob of this name is there already, which
+    stays as it is. Raises MarlRayError for wrong configs, and where the API refuses or stays away.
     """
     if cluster.service is not None or (cluster.job is not None and cluster.job.schedule is not None):
         raise MarlRayError("--kuberay: expected the config of a cluster without service and job.schedule")
@@ -61,13 +60,16 @@ def submit(
     _refuse_lost_storage(config, cluster)
     if not re.fullmatch(KUBERNETES_NAME, name):
         raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
-    job = (cluster.job or JobConfig(entrypoint="-")).model_copy(
+    job = _job_config(cluster).model_copy(
         update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES_PATH}/config.yaml"])}
     )
     settings = cluster.model_copy(update={"name": name, "job": job, "files": f"{name}-files"})
-    if read(connection, "RayJob", name) is not None or not create_job(connection, settings, config):
-        _print_line(name, "it is there already, and runs what it was submitted with")
-    return _follow(connection, name, timeout_s, job.start_deadline_s + OPERATOR_S)
+    return read(connection, "RayJob", name) is None and create_job(connection, settings, config)
+
+
+def _job_config(cluster: ClusterConfig) -> JobConfig:
+    """Return the part of a cluster's config about its job, with the defaults where it has none."""
+    return cluster.job or JobConfig(entrypoint="-")
 
 
 def new_job_name(cluster: ClusterConfig) -> str:
@@ -127,69 +129,51 @@ def with_owner(manifest: JsonMapping, owner: JsonMapping) -> JsonObject:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [dict(owner)]}}
 
 
-def _follow(connection: Connection, name: str, timeout_s: float, start_s: float) -> int:
-    """Print the job's states and log until it has ended, and return its exit status; Ctrl-C asks whether to end it."""
+def follow(
+    connection: Connection,
+    cluster: ClusterConfig,
+    name: str,
+    listener: JobListener,
+    timeout_s: float = JOB_TIMEOUT_S,
+) -> int:
+    """Give a RayJob's states and log to the listener until it has ended, and return its entrypoint's exit status.
+
+    Where there is no such status, 1 stands for any failure. `cluster` is what the job was submitted with. Raises
+    WaitTimeoutError for a job that does not start or end in time, and MarlRayError where the API stays away.
+    """
     ended = threading.Event()
-    printer = threading.Thread(target=_print_log, args=(connection, name, ended), daemon=True)
-    printer.start()
+    log_reader = threading.Thread(target=_copy_log, args=(connection, name, listener, ended), daemon=True)
+    log_reader.start()
     try:
-        try:
-            state = wait(
-                connection,
-                "RayJob",
-                name,
-                (Phase.SUCCEEDED,),
-                timeout_s,
-                lambda state: _print_state(name, state),
-                start_s,
-            )
-        finally:  # also when the wait raises: nobody reads the log any more
-            ended.set()
-        printer.join(LOG_S)
-    except KeyboardInterrupt:
-        offer_to_end(connection, name)
-        return INTERRUPTED_STATUS
+        state = wait(
+            connection,
+            "RayJob",
+            name,
+            (Phase.SUCCEEDED,),
+            timeout_s,
+            lambda state: listener.say(f"rayjob/{name}: {state}"),
+            _job_config(cluster).start_deadline_s + OPERATOR_S,
+        )
+    finally:  # also when the wait raises: nobody reads the log any more
+        ended.set()
+    log_reader.join(LOG_S)
     return 0 if state.phase is Phase.SUCCEEDED else state.status or 1
 
 
-def _print_log(connection: Connection, name: str, ended: threading.Event) -> None:
-    """Print the log of each submitter of the job, one after another: a retry has one of its own."""
-    printed: set[str] = set()
+def _copy_log(connection: Connection, name: str, listener: JobListener, ended: threading.Event) -> None:
+    """Give the log of each submitter of the job to the listener, one after another: a retry has one of its own."""
+    read_pods: set[str] = set()
     while True:
         is_last_round = ended.is_set()
         try:
             submitter = submitter_of(connection, name)
-            if submitter is not None and submitter[0] not in printed:
-                printed.add(submitter[0])
+            if submitter is not None and submitter[0] not in read_pods:
+                read_pods.add(submitter[0])
                 for line in log_lines(connection, *submitter, follow=True):
-                    print(line, flush=True)
+                    listener.write_log(f"{line}\n")
         except MarlRayError as error:  # the job's state is what counts
             if not ended.is_set():
-                _print_line(name, f"its log cannot be read: {error}")
+                listener.say(f"rayjob/{name}: its log cannot be read: {error}")
         if is_last_round:
             return
         time.sleep(POLL_S)
-
-
-def offer_to_end(connection: Connection, name: str) -> None:
-    """Ask the person at the terminal whether to end the job, and end it after a yes.
-
-    Ctrl-C, Ctrl-D and a missing terminal mean no.
-    """
-    answer = ""
-    if sys.stdin.isatty():
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            answer = input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower()
-    if answer in ("y", "yes"):
-        delete(connection, "RayJob", name)
-        _print_line(name, f"it ends; marl-ray cluster delete rayjob/{name} waits for that and takes the rest away")
-        return
-    _print_line(name, f"it continues; marl-ray cluster logs|wait|delete rayjob/{name}")
-
-
-def _print_state(name: str, state: ResourceState) -> None:
-    _print_line(name, str(state))
-
-
-def _print_line(name: str, text: str) -> None:
-    print(f"rayjob/{name}: {text}", file=sys.stderr, flush=True)

@@ -44,9 +44,11 @@ Result = TypeVar("Result")
 class RequestRefusedError(MarlRayError):
     """The API server refuses a request, and would do so again."""
 
-    def __init__(self, status: int, message: str):
+    def __init__(self, status: int, message: str, reason: str = ""):
         super().__init__(message)
         self.status = status
+        self.reason = reason
+        """Kubernetes' word for the refusal, which tells statuses of one number apart; empty where the server has none."""
 
 
 class _UnreachableError(Exception):
@@ -121,12 +123,13 @@ class Connection:
             raise MarlRayError(f"{self.server}: {one_line(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _UnreachableError(one_line(error)) from error
+        if 200 <= response.status < 300:
+            return response
+        message, reason = _refusal(response)
         if response.status in TRANSIENT_STATUSES:
-            raise _UnreachableError(f"{response.status} {_message(response)}")
-        if not 200 <= response.status < 300:
-            hint = f"{self.server} takes no such credentials: " if response.status == HTTPStatus.UNAUTHORIZED else ""
-            raise RequestRefusedError(response.status, f"{hint}{_message(response)}")
-        return response
+            raise _UnreachableError(f"{response.status} {message}")
+        hint = f"{self.server} takes no such credentials: " if response.status == HTTPStatus.UNAUTHORIZED else ""
+        raise RequestRefusedError(response.status, f"{hint}{message}", reason)
 
 
 def retry_while_unreachable(call: Callable[[], Result], lost_s: float, server: str) -> Result:
@@ -145,14 +148,18 @@ def retry_while_unreachable(call: Callable[[], Result], lost_s: float, server: s
         pause = min(2 * pause, MAX_PAUSE_S)
 
 
-def _message(response: client.rest.RESTResponse) -> str:
-    """Return the server's message, from a `Status` object or a plain body."""
+def _refusal(response: client.rest.RESTResponse) -> tuple[str, str]:
+    """Return the server's message in one line, and Kubernetes' reason, from a `Status` object or a plain body.
+
+    A plain body has no reason.
+    """
     text = (response.read() or b"").decode("utf-8", "replace")
     try:
-        message = json.loads(text)["message"]
+        status = json.loads(text)
+        message, reason = status["message"], status.get("reason", "")
     except (ValueError, LookupError, TypeError):
-        message = text
-    return " ".join(str(message).split()) or str(response.reason)
+        message, reason = text, ""
+    return " ".join(str(message).split()) or str(response.reason), str(reason)
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None) -> Connection:

@@ -5,12 +5,14 @@ from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import quote
 
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
+from marl_ray.cluster.kuberay.client.connection import Connection, Query, RequestRefusedError
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject
 
 FIELD_MANAGER = "marl-ray"
 RAY_API_VERSION = "ray.io/v1"
+ALREADY_EXISTS = "AlreadyExists"
+"""Reason of the 409 for a name that is taken. A 409 of another reason is a conflict over fields, versions or quotas."""
 _STRICT_PARAMETERS = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
 
@@ -75,8 +77,9 @@ def list_all(
 def apply(connection: Connection, manifest: JsonMapping, force: bool = False, dry_run: bool = False) -> JsonObject:
     """Apply an object on the server's side with strict validation and return the object as it is then.
 
-    `force` takes over fields that others have set. Raises RequestRefusedError for unknown fields, wrong values and
-    conflicts, and MarlRayError for a manifest without name or of another namespace.
+    `force` takes over fields that others have set. Of several who apply a new object at once, one makes it and the
+    others change it. Raises RequestRefusedError for unknown fields, wrong values and conflicts, and MarlRayError for a
+    manifest without name or of another namespace.
     """
     kind, api_version, metadata = (manifest.get(key) for key in ("kind", "apiVersion", "metadata"))
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -92,18 +95,33 @@ def apply(connection: Connection, manifest: JsonMapping, force: bool = False, dr
     query |= {"dryRun": "All"} if dry_run else {}
     path = path_of(connection, manifest["apiVersion"], kind, name)
     try:
-        return connection.request("PATCH", path, query, dict(manifest), "application/apply-patch+yaml")
+        return _send_apply(connection, path, query, manifest)
     except RequestRefusedError as error:
         # The other conflict is a manifest with the `resourceVersion` of an older object.
-        may_force = error.status == HTTPStatus.CONFLICT and "resourceVersion" not in metadata
-        hint = "; --force takes these fields over" if may_force else ""
-        raise RequestRefusedError(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
+        is_conflict = error.status == HTTPStatus.CONFLICT and error.reason != ALREADY_EXISTS
+        hint = "; --force takes these fields over" if is_conflict and "resourceVersion" not in metadata else ""
+        raise RequestRefusedError(error.status, f"{kind} {name}: {error}{hint}", error.reason) from None
+
+
+def _send_apply(connection: Connection, path: str, query: Query, manifest: JsonMapping) -> JsonObject:
+    """Return the answer to an apply, which is sent again where somebody else makes the object at the same moment.
+
+    The second apply changes that object. Raises RequestRefusedError.
+    """
+    content = dict(manifest), "application/apply-patch+yaml"
+    try:
+        return connection.request("PATCH", path, query, *content)
+    except RequestRefusedError as error:
+        if error.reason != ALREADY_EXISTS:
+            raise
+    return connection.request("PATCH", path, query, *content)
 
 
 def create(connection: Connection, manifest: JsonMapping, dry_run: bool = False) -> JsonObject | None:
     """Make an object with strict validation, and return it; None if there is one of its name, which stays as it is.
 
-    Of several who ask at once, one makes it. Raises RequestRefusedError.
+    Of several who ask at once, one makes it. Raises RequestRefusedError for unknown fields, wrong values, and a
+    conflict over anything but the name, such as a quota that others use at the same time.
     """
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     path = path_of(connection, manifest["apiVersion"], kind)
@@ -111,8 +129,8 @@ def create(connection: Connection, manifest: JsonMapping, dry_run: bool = False)
     try:
         return connection.request("POST", path, query, dict(manifest))
     except RequestRefusedError as error:
-        if error.status != HTTPStatus.CONFLICT:
-            raise RequestRefusedError(error.status, f"{kind} {name}: {error}") from None
+        if error.reason != ALREADY_EXISTS:
+            raise RequestRefusedError(error.status, f"{kind} {name}: {error}", error.reason) from None
         return None
 
 

@@ -29,7 +29,7 @@ def wait(
     name: str,
     goals: Collection[Phase],
     timeout_s: float,
-    say: Callable[[ResourceState], None],
+    say: Callable[[ResourceState], object],
     start_s: float | None = None,
 ) -> ResourceState:
     """Return the first state whose phase is one of the goals, or is final.
