@@ -111,12 +111,12 @@ def test_an_outage_puts_exposures_on_disk_and_its_end_delivers_them(stores, spoo
     with trouble(path):
         for i in range(2500):
             assert log.put(exposure(i))
-        until(lambda: not log.waiting and log.spool.size > 0)
+        until(lambda: not log.waiting and log.spool.size > 0, "all exposures on disk")
         assert segments()
-    until(lambda: stored(stores) == 2500)
-    until(lambda: not segments())
+    until(lambda: stored(stores) == 2500, "2500 exposures in the database")
+    until(lambda: not segments(), "the end of the segments")
     log.put(exposure(2500))
-    until(lambda: stored(stores) == 2501)
+    until(lambda: stored(stores) == 2501, "one more exposure in the database")
     log.close()
     assert (log.dropped, log.rejected, log.spool.size) == (0, 0, 0)
 
@@ -149,8 +149,8 @@ def test_a_killed_replicas_exposures_are_delivered_by_the_next(stores, spool, ur
         assert len(segments()) == 1
     log = ExposureLog(stores.units, spool)
     log.start()
-    until(lambda: stored(stores) == 500)
-    until(lambda: not segments())
+    until(lambda: stored(stores) == 500, "500 exposures in the database")
+    until(lambda: not segments(), "the end of the segments")
     log.close()
     assert stores.units.assignment("exp", "u7") == Assignment("b", 1, 0.5)
 
@@ -165,7 +165,7 @@ def test_closing_during_an_outage_leaves_all_on_disk(stores, spool, path, tmp_pa
     assert stored(stores) == 0
     after = ExposureLog(stores.units, Spool(str(tmp_path / "spool"), LIMIT))
     after.start()
-    until(lambda: stored(stores) == 10)
+    until(lambda: stored(stores) == 10, "ten exposures in the database")
     after.close()
 
 
@@ -176,10 +176,10 @@ def test_a_full_spool_keeps_the_rest_in_memory_and_a_full_memory_drops(stores, p
     with away(path):
         for i in range(9):  # one at a time: these go to disk as long as it has room
             log.put(exposure(i))
-            until(lambda i=i: not log.waiting or i >= 5)
+            until(lambda i=i: not log.waiting or i >= 5, f"exposure {i} on disk")
         assert (log.waiting, log.dropped) == (3, 1)
         assert not log.put(exposure(9))
-    until(lambda: stored(stores) == 8)
+    until(lambda: stored(stores) == 8, "eight exposures in the database")
     log.close()
     assert log.dropped == 2
 
@@ -193,7 +193,7 @@ def test_lines_that_cannot_be_read_are_counted_and_the_others_delivered(stores, 
     log = ExposureLog(stores.units, Spool(str(tmp_path / "spool"), LIMIT))
     with caplog.at_level(logging.ERROR):
         log.start()
-        until(lambda: log.rejected > 0)
+        until(lambda: log.rejected == 3, "three lines that are rejected")
         log.close()
     assert (stored(stores), log.rejected) == (2, 3)
     assert "3 unreadable lines" in caplog.text

@@ -20,7 +20,7 @@ import pytest
 from pettingzoo.test import seed_test
 from servers.little_site import LittleSite, little_site, web_record
 from servers.playwright_chromium import AGENT, no_chromium_stays
-from waiting import until
+from waiting import until, until_ended
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -373,11 +373,8 @@ def test_a_killed_process_leaves_no_browser_and_no_profile(killed):
         for process in [psutil.Process(owner.pid), *(started if killed != "alone" else [])]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        owner.communicate(timeout=10)
-        deadline = time.monotonic() + 20
-        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        owner.communicate(timeout=60)
+        until_ended(started)
         code = "from marl_ray.temporary_folders import object_folder as make; make('web').cleanup()"
         subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
         assert list(Path(folder).iterdir()) == []

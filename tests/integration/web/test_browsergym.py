@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from servers.playwright_chromium import AGENT, no_chromium_stays
+from waiting import until_ended
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -130,9 +131,6 @@ time.sleep(60)
         started = psutil.Process(owner.pid).children(recursive=True)
         assert any("chrom" in process.name() for process in started)
         owner.kill()
-        owner.communicate(timeout=10)
-        deadline = time.monotonic() + 20
-        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        owner.communicate(timeout=60)
+        until_ended(started)
         assert list(Path(folder).glob("*/playwright*")) == []

@@ -152,7 +152,7 @@ def _peak(make: Callable[[], object]) -> int:
     made = make()
     highest[0] = max(highest[0], _anonymous())
     done.set()
-    watcher.join(10)
+    watcher.join(60)
     del made
     return highest[0] - before
 

@@ -169,7 +169,7 @@ def test_the_key_is_nowhere(tmp_path, caplog, capfd):
         tools = make_tools({"google_search_serper": {"base_url": service.url, "cache": str(path)}})
         for i in range(4):
             try:
-                seen.append(tools["google_search_serper"].call({"query": str(i)}, time.monotonic() + 5))
+                seen.append(tools["google_search_serper"].call({"query": str(i)}, time.monotonic() + 60))
             except ToolError as error:
                 seen.append(f"{error!r} {error.__cause__!r} {error.__context__!r}")
         assert len(service.requests) == 4

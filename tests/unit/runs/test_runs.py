@@ -258,7 +258,7 @@ def test_a_driver_that_was_killed_is_known_at_once(storage):
         assert driver.stdout is not None and driver.stdout.readline() == "alive\n"
         assert find_run("other", str(storage)).state() == "running"
         driver.send_signal(signal.SIGKILL)
-        driver.wait(10)
+        driver.wait(60)
     assert find_run("other", str(storage)).state() == "died"
 
 
@@ -269,7 +269,7 @@ def test_a_log_is_followed_until_the_driver_ends(storage):
         follower.start()
         with (storage / "other" / "run.log").open("a") as log:
             log.write("and on\n")
-    follower.join(30)
+    follower.join(60)
     assert not follower.is_alive() and lines[0].endswith("  training") and lines[1:] == ["and on"]
 
 

@@ -160,7 +160,7 @@ def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster
             wait_for_rows(run, rows)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.wait(30)
+            process.wait(60)
     subprocess.run(command, env=environment, check=True, timeout=240)
     every = [iteration_of(row) for row in rows_of(run)]
     assert every == list(range(61))

@@ -18,7 +18,7 @@ def test_only_faults_of_the_pages_are_shown(capfd, broken):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            assert client_left.wait(10)
+            assert client_left.wait(60)
             try:
                 if broken:
                     raise ValueError("a page is broken")
@@ -32,7 +32,7 @@ def test_only_faults_of_the_pages_are_shown(capfd, broken):
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets the connection
     client_left.set()
-    assert over.wait(10)
+    assert over.wait(60)
     shown = ""
     begun = time.monotonic()
     while time.monotonic() - begun < (10 if broken and "a page is broken" not in shown else 0.1):

@@ -60,7 +60,7 @@ def test_an_engine_with_a_server_writes_an_arms_responses(tmp_path):
     bundle = make_text_bundle(tmp_path, 1, context=64)
 
     async def text(engine: str) -> str:
-        arm = TextBatcher(load_bundle(bundle), 4, 30.0, engine)
+        arm = TextBatcher(load_bundle(bundle), 4, 60.0, engine)
         try:
             reply, written = arm.write(TextRequest("writer", "hello", 5)), ""
             while True:
@@ -72,7 +72,7 @@ def test_an_engine_with_a_server_writes_an_arms_responses(tmp_path):
             arm.close()
 
     assert asyncio.run(text(PLAIN)) == asyncio.run(text("torch"))
-    arm = TextBatcher(load_bundle(bundle), 4, 30.0, PLAIN)
+    arm = TextBatcher(load_bundle(bundle), 4, 60.0, PLAIN)
     try:
         with pytest.raises(FieldError, match=f"engine={PLAIN} writes no JSON on demand"):
             arm.model("writer").guide(TextRequest("writer", "hello", 5, json_object=True))

@@ -83,9 +83,9 @@ async def test_an_arm_that_a_thread_closes_keeps_its_client_until_the_event_loop
     client = arm.client
     thread = threading.Thread(target=arm.close)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert arm.client is client and not client.is_closed
-    await until_async(lambda: client.is_closed)
+    await until_async(lambda: client.is_closed, "the event loop to close the client")
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0c"])

@@ -69,7 +69,7 @@ async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway):
         assert router.answering_arms("four") == ["one"]
         arms.is_read_by_follow = True
         router.follow(router.state)
-        add.join(10)
+        add.join(60)
         assert router.answering_arms("four") == ["four", "one"]
 
 
