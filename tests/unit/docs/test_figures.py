@@ -174,7 +174,27 @@ def test_a_result_names_its_machine(path):
     assert names_machine(json.loads(path.read_text())) == (path.stem not in WITHOUT_MACHINE)
 
 
+SCRIPTS = {path.stem: path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")}
+WRITERS = {name: text for name, text in SCRIPTS.items() if re.search(r"records import.*\b(RESULTS|store)\b", text)}
+"""Scripts that write results."""
+
+
 def test_every_script_that_writes_results_asks_for_the_machine():
-    texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")}
-    writers = {name for name, text in texts.items() if re.search(r"records import.*\b(RESULTS|store)\b", text)}
-    assert {name for name in writers if "machine(" not in texts[name]} == {"recipe_page"}  # which reads a result
+    assert {name for name, text in WRITERS.items() if "machine(" not in text} == {"recipe_page"}  # which reads a result
+
+
+def test_every_script_that_takes_times_stores_the_load_before():
+    timing = {name for name, text in WRITERS.items() if "perf_counter" in text}
+    assert {name for name in timing if '"load_before"' not in WRITERS[name]} == set() and len(timing) > 10
+
+
+def keys_of(value) -> set[str]:
+    """Return the keys of a result, at any depth."""
+    if isinstance(value, dict):
+        return value.keys() | {key for inner in value.values() for key in keys_of(inner)}
+    return {key for inner in value for key in keys_of(inner)} if isinstance(value, list) else set()
+
+
+def test_the_load_has_one_name_in_all_results():
+    keys = {key for path in RESULTS.glob("*.json") for key in keys_of(json.loads(path.read_text()))}
+    assert {key for key in keys if "load" in key.split("_")} == {"load_before"}
