@@ -93,7 +93,7 @@ def cases() -> list[Case]:
     include, greedy = a["include"], a["greedy"]
 
     def loop(formula: Callable[..., float]) -> Callable[[], object]:
-        return lambda: references.grouped(b["scores"], few, b["include"], formula)
+        return lambda: references.score_groups(b["scores"], few, b["include"], formula)
 
     def weights(mode: Any) -> Case:
         return (
