@@ -96,7 +96,7 @@ def port() -> int:
     return free_port()
 
 
-def deployed(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequence[str]) -> Deployed:
+def deploy_gateway(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequence[str]) -> Deployed:
     keys = [
         {
             "name": "ops",
@@ -133,11 +133,11 @@ def deployed(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequen
 @pytest.fixture(scope="module")
 def gateway(ray: OwnRay, port: int, tmp_path_factory) -> Deployed:
     folder = tmp_path_factory.mktemp("sqlite")
-    return deployed(ray, port, folder, f"sqlite:///{folder}/experiments.db", ("kills", "crash"))
+    return deploy_gateway(ray, port, folder, f"sqlite:///{folder}/experiments.db", ("kills", "crash"))
 
 
 @contextmanager
-def loaded(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[list[Sent]]:
+def check_under_load(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[list[Sent]]:
     """Put load on the fault's two experiments, and afterwards compare what clients were told with the database.
 
     The main one has reached its second epoch, in which replicas ask the database for sessions that they do not know,
@@ -211,7 +211,7 @@ def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
 def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway):
     """A replica, the controller and the proxy, one after another under one load."""
     killed_at, intact_at = {}, {}
-    with loaded(gateway, "kills") as requests:
+    with check_under_load(gateway, "kills") as requests:
         for fault, title in KILLS.items():
             victims = gateway.ray.actors(title)
             assert len(victims) == (REPLICAS if fault == "replica" else 1)
@@ -266,12 +266,12 @@ def database() -> Iterator[Postgres]:
 @pytest.fixture(scope="module")
 def on_postgres(ray: OwnRay, port: int, database: Postgres, tmp_path_factory) -> Deployed:
     """Takes the place of `gateway`, whose tests come first: a Serve config is the whole truth."""
-    return deployed(ray, port, tmp_path_factory.mktemp("postgres"), database.url, ("away", "memory", "death"))
+    return deploy_gateway(ray, port, tmp_path_factory.mktemp("postgres"), database.url, ("away", "memory", "death"))
 
 
 @pytest.mark.slow
 def test_sessions_go_on_while_the_database_is_away(on_postgres, database):
-    with loaded(on_postgres, "away", RECOVERY_S) as requests:
+    with check_under_load(on_postgres, "away", RECOVERY_S) as requests:
         stopping = time.monotonic()
         database.stop()
         stopped = time.monotonic()

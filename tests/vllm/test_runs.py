@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from toys.texts import TWO_AGENTS, config, trained
+from toys.texts import TWO_AGENTS, config, train_rows
 from waiting import until
 
 from marl_ray.config import RunConfig
@@ -35,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def beside(checkpoints: Path) -> list[Metrics]:
     """The rows of a run whose engine is beside its only worker."""
-    return trained(str(checkpoints), ENGINE)
+    return train_rows(str(checkpoints), ENGINE)
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:

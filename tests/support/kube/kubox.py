@@ -44,7 +44,7 @@ def kubox(folder: Path, *options: str | Path, crds: bool = True) -> Iterator[Con
         pytest.skip("kubox makes network namespaces: it needs Linux and root")
     need("iproute2")
     with (Path(tempfile.gettempdir()) / "kubox.lock").open("w") as lock:
-        until(lambda: _locked(lock.fileno()) and not _ready(), "the end of another kubox on this machine", OTHERS_S)
+        until(lambda: _lock(lock.fileno()) and not _ready(), "the end of another kubox on this machine", OTHERS_S)
         yield from _run(folder, options, crds)
 
 
@@ -72,7 +72,7 @@ def _run(folder: Path, options: tuple[str | Path, ...], crds: bool) -> Iterator[
             process.wait()
 
 
-def _locked(descriptor: int) -> bool:
+def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -118,7 +118,7 @@ def play(connection: Connection, story: str, pause_s: float = 0.0) -> None:
             delete(connection, kind, name, "ray.io/v1" if kind in RAY else "v1")
             known.discard((kind, name))
             continue
-        body = _trimmed(event.object)
+        body = _trim(event.object)
         path = path_of(connection, body["apiVersion"], kind)
         if (kind, name) not in known:
             known.add((kind, name))
@@ -136,7 +136,7 @@ def _put(connection: Connection, path: str, parts: dict[str, Any], under: str = 
         connection.request("PUT", path + under, body=connection.request("GET", path) | parts)
 
 
-def _trimmed(recorded: dict[str, Any]) -> dict[str, Any]:
+def _trim(recorded: dict[str, Any]) -> dict[str, Any]:
     metadata_keys = ("name", "labels", "annotations")
     metadata = {key: recorded["metadata"][key] for key in metadata_keys if key in recorded["metadata"]}
     if recorded["kind"] == "Event":

@@ -41,7 +41,7 @@ def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
     return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
 
 
-def trained(folder: str, *overrides: str) -> list[Metrics]:
+def train_rows(folder: str, *overrides: str) -> list[Metrics]:
     """Rows of metrics of a run, as one or as one of several workers without Ray.
 
     Every checkpoint is under `folder`.

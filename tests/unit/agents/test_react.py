@@ -46,7 +46,7 @@ ONE_LINE = r"^[^\n]*$"
 CALL = 'Thought: I add.\nAction: add\nInput: {"a": 2, "b": 3}'
 
 
-def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
+def reply(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
     """Problem and observation of a response."""
     result = make_call(parse_call(text), TOOLS, timeout_s)
     return result.failure, result.observation
@@ -72,7 +72,7 @@ def test_a_call_is_read_and_made():
     ],
 )
 def test_other_ways_to_write_the_same_call(text):
-    assert (parse_call(text).thought, replied(text)) == ("I add.", ("", "5"))
+    assert (parse_call(text).thought, reply(text)) == ("I add.", ("", "5"))
 
 
 def test_what_follows_the_first_call_is_not_repeated():
@@ -111,7 +111,7 @@ def test_programs_with_real_line_breaks_are_strings():
     ],
 )
 def test_every_mistake_is_an_observation(text, failure, words):
-    action, observation = replied(text)
+    action, observation = reply(text)
     assert action == failure
     assert words in observation
     assert "\n" not in observation
@@ -119,8 +119,8 @@ def test_every_mistake_is_an_observation(text, failure, words):
 
 def test_a_tool_has_until_its_deadline():
     slow = 'Action: misbehave\nInput: {"how": "sleep"}'
-    assert replied(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
-    assert replied(slow)[0] == ""
+    assert reply(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
+    assert reply(slow)[0] == ""
 
 
 def test_calls_that_were_left_behind_do_not_pile_up():

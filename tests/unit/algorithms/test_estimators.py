@@ -47,7 +47,7 @@ def close(actual, expected, name=""):
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10, msg=lambda message: f"{name} {message}")
 
 
-def ragged(batch, steps, seed):
+def ragged_mask(batch, steps, seed):
     """A generator and a (B, T) mask: empty, one-token, full and gappy rows, as chance has it."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(batch, steps, generator=generator) < 0.7
@@ -61,7 +61,7 @@ def numbers(generator, *shape):
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-batches = st.builds(ragged, st.integers(1, 7), st.integers(0, 8), st.integers(0, 10**6))
+batches = st.builds(ragged_mask, st.integers(1, 7), st.integers(0, 8), st.integers(0, 10**6))
 
 
 @st.composite
@@ -117,7 +117,7 @@ def test_a_group_is_a_distinct_start_agent_turn_and_prompt(keys):
 def test_group_estimators_equal_the_loop(batch, singleton):
     scores, index, count, include, _ = batch
     for name, (estimator, formula) in GROUP_FORMULAS.items():  # drawing a batch takes longer than all of them
-        expected = references.grouped(scores, index, include, formula, singleton)
+        expected = references.score_groups(scores, index, include, formula, singleton)
         result = estimator(scores, index, count, include, singleton=singleton)
         close(result, expected, name)
         assert torch.equal(result == 0, expected == 0) or not torch.isfinite(expected).all(), name

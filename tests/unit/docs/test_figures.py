@@ -19,10 +19,10 @@ GENERATED = re.compile(r"^<!-- begin (\w+) -->$.*?^<!-- end -->$", re.MULTILINE 
 """Tables that a benchmark writes, which tests/unit/docs/test_site.py compares with its results."""
 OTHER = re.compile(
     r"`[^`]*`|\]\([^)]*\)|<!--.*?-->"
-    r"|\d+(?:\.\d+){2,}|\b(?:vLLM|Ray|TRL|RLlib|JaxMARL|Python|accelerate) \d+\.\d+|\barXiv[: ][\d.]+"
+    r"|\d+(?:\.\d+){2,}|\b(?:vLLM|Ray|TRL|RLlib|JaxMARL|Python|accelerate) \d+\.\d+|\barXiv[: ][\d.]+|\bsection \d+\.\d+"
     r"|\b(?:19|20)\d\d\b(?![,.]\d)"
 )
-"""Inline code, targets of links, comments, versions, papers, years: no figures."""
+"""Inline code, targets of links, comments, versions, papers and their sections, years: no figures."""
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d)")
 CLAIM = re.compile(r"\(measured: |\b(?:[Mm]easured|[Ss]imulated|[Tt]ried) once\b|\bIn one measurement\b")
 """Words with which a sentence says that its figures were measured."""
@@ -83,7 +83,7 @@ def figures(text: str) -> list[str]:
     return [number for number in numbers if "." in number or "e" in number or len(number.replace(",", "")) >= 4]
 
 
-def unsupported(text: str, known: list[float]) -> list[str]:
+def find_unsupported(text: str, known: list[float]) -> list[str]:
     """The figures of a text that are none of the known numbers, however they are rounded."""
     return [
         number
@@ -92,7 +92,7 @@ def unsupported(text: str, known: list[float]) -> list[str]:
     ]
 
 
-def measured(result: str) -> list[float]:
+def numbers_of(result: str) -> list[float]:
     """The numbers of a stored result."""
     return [value(number) for number in NUMBER.findall((RESULTS / result).read_text())]
 
@@ -107,9 +107,9 @@ LINKING = [
 
 @pytest.mark.parametrize(("page", "heading", "text"), LINKING)
 def test_figures_are_those_of_the_linked_results(page, heading, text):
-    known = [number for result in set(LINK.findall(text)) for number in measured(result)]
+    known = [number for result in set(LINK.findall(text)) for number in numbers_of(result)]
     known += UNMEASURED.get((str(page.relative_to(ROOT)), heading), [])
-    assert unsupported(text, known) == []
+    assert find_unsupported(text, known) == []
 
 
 def test_many_sections_link_their_results():
@@ -159,7 +159,7 @@ def test_figures_without_a_source_are_refused(heading, text):
     ],
 )
 def test_a_figure_is_a_number_of_the_result_or_one_of_its_numbers_rounded(text, wrong):
-    assert unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong
+    assert find_unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong
 
 
 def names_machine(result) -> bool:

@@ -69,7 +69,7 @@ def texts() -> Iterator[tuple[Path, str]]:
     yield from ((page, page.read_text()) for page in PAGES)
 
 
-def written(page: Path) -> set[str]:
+def files_written_on(page: Path) -> set[str]:
     """Return the names of the files that a reader of a page writes, also on the pages before it.
 
     They are the names of blocks, and what `marl-ray new` prints.
@@ -84,7 +84,7 @@ def test_files_that_pages_and_docstrings_name_exist():
     there = {f"/{path.relative_to(ROOT)}" for path in sources()}
     missing, count = [], 0
     for path, text in texts():
-        made = written(path) if path.suffix == ".md" else set()
+        made = files_written_on(path) if path.suffix == ".md" else set()
         for name in FILE.findall(ELSEWHERE.sub("", text)):
             count += 1
             if not any(other.endswith(f"/{name}") for other in there) and name not in made:

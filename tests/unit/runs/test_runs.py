@@ -38,7 +38,7 @@ from marl_ray.training.run_folder.run_log import RunLog
 LOCAL = fs.LocalFileSystem()
 
 
-def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
+def store_run(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
     """A run as its driver leaves it, of three evaluations that end with a score."""
     run_config = config(f"name={name}", f"storage={storage}", *overrides)
     stored = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
@@ -81,9 +81,9 @@ def find_config(storage: Path, *overrides: str) -> RunConfig:
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
-    stored(tmp_path, "first", "seed=1", score=1.0)
-    stored(tmp_path, "second", "seed=2", score=2.0)
-    stored(tmp_path, "other", "algorithm=ippo", score=3.0, finished=False)
+    store_run(tmp_path, "first", "seed=1", score=1.0)
+    store_run(tmp_path, "second", "seed=2", score=2.0)
+    store_run(tmp_path, "other", "algorithm=ippo", score=3.0, finished=False)
     (tmp_path / "mlartifacts").mkdir()
     return tmp_path
 
@@ -160,7 +160,7 @@ def test_a_run_is_shown_with_its_files(storage):
 
 
 def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it(storage):
-    stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    store_run(storage, "bad", "hyper.lr=10", score=-1.0)
     shown = marl_ray("runs", "show", "bad", "--storage", storage).stdout.splitlines()
     assert "  warning     eval/return did not rise: 0.000 at step 0, -1.000 at step 192" in shown
     config_at = shown.index("  config      as given; --all shows the defaults too")
@@ -173,7 +173,7 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
 
 
 def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(storage, capsys):
-    run_config = stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    run_config = store_run(storage, "bad", "hyper.lr=10", score=-1.0)
     warn_of(run_config)
     assert capsys.readouterr().err == ""
     path = storage / "bad" / "metrics.jsonl"
@@ -300,8 +300,8 @@ def test_runs_are_compared_by_seeds(storage):
 
 
 def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage):
-    stored(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
-    stored(storage, "again", "seed=1", score=2.0)
+    store_run(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
+    store_run(storage, "again", "seed=1", score=2.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
     assert sorted(sorted(curve.name for curve in group.runs) for group in groups) == [
         ["again"],
@@ -319,7 +319,7 @@ def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage):
 
 
 def test_the_legend_is_below_the_axes_and_short(storage):
-    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
+    store_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
     assert [legend_line(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
     assert legend_title(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
@@ -327,7 +327,7 @@ def test_the_legend_is_below_the_axes_and_short(storage):
 
 
 def test_what_differs_is_in_the_line_of_a_group(storage):
-    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
+    store_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]
     first, fast = compare(runs)
     assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
@@ -341,7 +341,7 @@ def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage):
         (storage / name / "metrics.jsonl").write_text(text)
     picture = storage / "entropy.png"
     arguments = ("runs", "compare", "first", "second", "--storage", storage, "--out", picture)
-    stored(storage, "third", "seed=2", "hyper.lr=0.5")
+    store_run(storage, "third", "seed=2", "hyper.lr=0.5")
     (storage / "third" / "metrics.jsonl").write_text(rows.replace("0.5", "0.7"))
     shown = marl_ray(*arguments[:3], "third", *arguments[4:], "--metric", "entropy").stdout.splitlines()
     assert shown[0].split()[4] == "VALUE" and [line.split()[0] for line in shown[1:3]] == ["first", "third"]
@@ -363,7 +363,7 @@ def test_a_program_compares_runs_as_the_command_does(storage):
 
 
 def test_runs_of_different_metrics_are_not_compared(storage):
-    stored(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
+    store_run(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
     (storage / "other" / "metrics.jsonl").write_text('{"iteration": 1, "steps": 32, "return": 1.0}\n')
     for names, expected in (
         (("first", "elsewhere"), "elsewhere plays toys.envs:fragile, whose returns are different metrics"),

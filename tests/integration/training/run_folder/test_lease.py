@@ -121,7 +121,7 @@ def test_owners_that_come_and_go_are_never_two_at_once(tmp_path):
     assert os.listdir(tmp_path / OWNER_FOLDER) == [f"{max(taken)}.json"]
 
 
-def left_by_another_machine(place: tuple) -> Path:
+def leave_as_another_machine(place: tuple) -> Path:
     """Leave the folder as a driver on another machine does that works; return the owner's file."""
     filesystem, folder = place
     with pytest.raises(KeyboardInterrupt), Lease(filesystem, folder, RUN):
@@ -144,7 +144,7 @@ def local(tmp_path: Path) -> tuple:
 
 
 def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_beat(local):
-    file = left_by_another_machine(local)
+    file = leave_as_another_machine(local)
     os.utime(file, (time.time() - 40, time.time() - 40))
     with pytest.raises(MarlRayError, match=r"of far \(10.0.0.7\), whose last beat is 4\d s old; .*wait (20|19|18) s"):
         Lease(*local, whose=RUN).__enter__()
@@ -154,7 +154,7 @@ def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_bea
 
 
 def test_the_clock_of_the_storage_counts_where_the_owners_differs(local):
-    file = left_by_another_machine(local)
+    file = leave_as_another_machine(local)
     data = json.loads(file.read_text())
     for wrong in (-3600, 3600):
         file.write_text(json.dumps(data | {"at": time.time() + wrong}))
@@ -163,7 +163,7 @@ def test_the_clock_of_the_storage_counts_where_the_owners_differs(local):
 
 
 def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local):
-    file = left_by_another_machine(local)
+    file = leave_as_another_machine(local)
     file.write_text("")  # as it is between its creation and its first word
     with pytest.raises(MarlRayError, match="is owned by another process, whose last beat is"):
         Lease(*local, whose=RUN).__enter__()

@@ -17,13 +17,18 @@ from marl_ray.errors import MarlRayError
 VERIFIED = Path(__file__).parents[3] / "fixtures" / "webarena" / "webarena-verified.json.gz"
 
 
-def listed(kind: str, **more: Any) -> dict[str, Any]:
+def list_schema(kind: str, **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": {"type": kind, **more}}
 
 
-TEXT, NUMBER, TRUTH, MONEY = listed("string"), listed("number"), listed("boolean"), listed("number", format="currency")
-PAIR = listed("object", properties={"name": {"type": "string"}, "price": {"type": "number", "format": "currency"}})
-NAMES = listed("object", properties={"names": listed("string"), "count": {"type": "number"}})
+TEXT, NUMBER, TRUTH, MONEY = (
+    list_schema("string"),
+    list_schema("number"),
+    list_schema("boolean"),
+    list_schema("number", format="currency"),
+)
+PAIR = list_schema("object", properties={"name": {"type": "string"}, "price": {"type": "number", "format": "currency"}})
+NAMES = list_schema("object", properties={"names": list_schema("string"), "count": {"type": "number"}})
 DATA = [
     (TEXT, ["Quest Lumaflex™ Band"], ["quest lumaflex band"], 1),
     (TEXT, ["Quest Lumaflex™ Band"], "Quest Lumaflex Band.", 1),  # a value alone is a list of one

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
-from toy_models.tokenizers import CHATML, LLAMA2, PARTS, PIECES, bytes_with, spaced
+from toy_models.tokenizers import CHATML, LLAMA2, PARTS, PIECES, bytes_with, spacing_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
@@ -16,7 +16,7 @@ from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_chat,
 TOKENIZERS: dict[str, Any] = {  # transformers' tokenizers
     "tiny": byte_tokenizer(),
     "chatml": bytes_with(CHATML, "<|im_start|>", "<|im_end|>"),
-    "llama 2": spaced(LLAMA2),
+    "llama 2": spacing_tokenizer(LLAMA2),
     "pieces": bytes_with(PIECES, common=("<|user|>", "<|assistant|>", "<|end|>")),
     "parts": bytes_with(PARTS, "<|im_start|>", "<|im_end|>"),
     "none": bytes_with(None, "<|im_end|>"),
@@ -103,7 +103,7 @@ def test_a_template_that_shows_nothing_is_named():
 
 
 def test_a_start_token_begins_a_text_and_no_end_token_ends_it():
-    tokenizer = spaced(LLAMA2)
+    tokenizer = spacing_tokenizer(LLAMA2)
     tokenizer._tokenizer.post_processor = processors.TemplateProcessing(  # noqa: SLF001  transformers'
         "<s> $A </s>", special_tokens=[("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]
     )

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from stores.migrated import migrated
+from stores.migrated import migrate
 from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, ask, bundle, circuits, config_of_arms, errors_of
 from waiting import until_async
 
@@ -128,7 +128,7 @@ def elsewhere(tmp_path: Path, treatment: list[Exception], control: list[Exceptio
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
     config = config_of_arms(tmp_path, arms, placement="deployment", **more)
     ends = {arms["one"]: control, arms["four"]: treatment}
-    migrated(config.database)
+    migrate(config.database)
     return Gateway(config, seed=0, host=lambda served, path, _: Elsewhere(served, *ends[path]))
 
 
