@@ -256,7 +256,7 @@ def play(batch: EnvBatch, b: int = 1, a: int = 2) -> BatchStep:
     return batch.step([np.array([[b], [b]]), np.array([[a], [a]])])
 
 
-def test_agents_that_leave_early():
+def test_agents_that_leave_early_are_not_alive_and_earn_nothing():
     batch = make_scripted()
     rows = [np.full((2, 1, 1), 9, np.int8) for _ in range(2)]
     assert not batch.alive.any() and not play(batch).rewards.any()

@@ -73,7 +73,7 @@ def client(site: Site) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_a_chat_whole_and_streamed(client):
+def test_a_streamed_chat_is_the_whole_one_in_parts(client):
     full = client.chat.completions.create(**HELLO, user="s", logprobs=True)
     chunks = list(
         client.chat.completions.create(**HELLO, user="s", stream=True, stream_options={"include_usage": True})
@@ -209,7 +209,7 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def test_tools_and_objects(site, client, tmp_path, monkeypatch):
+def test_tools_are_called_and_objects_written_whole_and_streamed(site, client, tmp_path, monkeypatch):
     """Whole, streamed, and as the client's own helper for streams puts them together; then the tool's answer."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
     deploy_bundle(site.url, make_text_bundle(tmp_path, 3, template=QWEN), "ab", "caller", {}, "a test")

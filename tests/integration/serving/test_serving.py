@@ -215,7 +215,7 @@ def test_bad_input_is_4xx(apart):
     assert codes == [400, 400, 400, 413, 404, 405, 404, 404]
 
 
-def test_health_and_metrics(apart):
+def test_health_and_metrics_are_served(apart):
     assert httpx.get(f"{apart}/health", timeout=60).json()["status"] == "ok"
     assert "marl_ray_gateway_act_seconds_bucket" in httpx.get(f"{apart}/metrics", timeout=60).text
 

@@ -174,7 +174,7 @@ def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_pa
     assert infos["ending"] == "stopped"
 
 
-def test_several_start_pages(tmp_path, site):
+def test_every_start_page_gets_a_tab(tmp_path, site):
     env = make_browser_env(tmp_path, site, "/ |AND| __SHOPPING__/chair")
     play(env)
     assert "Tab 0 (current): 'Shop' | Tab 1: 'Chair'" in env.observe(AGENT)
@@ -238,7 +238,7 @@ def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start,
     env.step(re.sub(r"\{(.+?)\}", lambda match: str(number(env, match[1])), action))
     infos = env.infos[AGENT]
     assert (infos["ending"], infos["solved"], infos["cost"], env.rewards[AGENT]) == ("page_fault", False, (1.0,), 0.0)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     env = make_browser_env(tmp_path, site, "/", reference_answers={"exact_match": "done"})
     assert play(env, "stop [done]")["solved"], "the next episode has no working browser"
 
@@ -263,7 +263,7 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path, site):
     assert "Blue chair" in env.observe(AGENT), "the agent cannot leave a page that never loads"
     env.step("stop [done]")
     assert env.infos[AGENT]["ending"] == "stopped"
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_page_that_never_rests_ends_no_episode(tmp_path, site):

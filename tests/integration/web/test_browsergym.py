@@ -76,7 +76,7 @@ def test_a_limit_ends_an_episode(env):
     few.close()
 
 
-def test_a_family_of_tasks(env):
+def test_a_pattern_names_a_family_of_tasks(env):
     many = make_browsergym("browsergym/miniwob.click-tab*", held_out=1)
     names = {task.prompt for task in many.test}
     assert {"browsergym/miniwob.click-tab", "browsergym/miniwob.click-tab-2-hard"} <= names
@@ -108,7 +108,7 @@ def test_a_fault_ends_the_episode_and_the_next_one_works(env, fault):
     broken.step(action)
     infos = broken.infos[AGENT]
     assert (infos["ending"], infos["solved"], infos["cost"]) == ("page_fault", False, (1.0,))
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60
     if fault != "unreachable":
         broken.reset(options={"index": 0})
         assert "Task: Click the button.\n" in broken.observe(AGENT)

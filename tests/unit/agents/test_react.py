@@ -332,7 +332,7 @@ def test_options_of_a_function_are_fixed_and_unseen():
     tool = tool_of(add, fixed={"b": 40})
     assert set(tool.parameters["properties"]) == {"a"}
     assert tool.call({"a": 2}, time.monotonic() + 60) == "42"
-    with pytest.raises(MarlRayError, match="add has no parameter 'c'"):
+    with pytest.raises(MarlRayError, match=r"^tools: add has no parameter 'c'; expected a, b$"):
         tool_of(add, fixed={"c": 1})
     assert make_tool("answer", {}).ends
 

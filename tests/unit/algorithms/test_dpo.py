@@ -72,6 +72,8 @@ def test_without_pairs_or_a_reference_it_is_refused():
         evaluate(rows, rows, rows == 0),
         evaluate(rows[:2], rows[:2], rows[:2] == 0)._replace(reference_log_probs=None),
     ):
-        with pytest.raises(MarlRayError, match="dpo: expected pairs of rows"):
+        with pytest.raises(
+            MarlRayError, match=r"^dpo: expected pairs of rows, and log-probabilities of the reference policy$"
+        ):
             policy_loss(batch, HYPER)
     assert DPO.spec.pairs and "preferred pairs (`data`)" in DPO.spec.requirements

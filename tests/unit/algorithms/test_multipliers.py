@@ -193,7 +193,7 @@ def test_combine_equals_its_formula(values, multipliers, rescale):
 def test_combine_without_a_multiplier_is_the_advantage_and_refuses_other_shapes():
     advantages, costs = torch.randn(2, 5), torch.randn(2, 5, 1)
     assert torch.equal(combine_advantages(advantages, costs, [0.0], rescale=True), advantages)
-    with pytest.raises(ValueError, match=r"expected \(B, T, 2\)"):
+    with pytest.raises(ValueError, match=r"^cost_advantages: expected \(B, T, 2\), got \(2, 5, 1\)$"):
         combine_advantages(advantages, costs, [0.0, 1.0], rescale=True)
 
 

@@ -1,5 +1,6 @@
 """Pages and docstrings name what is there: files, errors, modules, commands and their options."""
 
+import ast
 import builtins
 import re
 from collections import defaultdict
@@ -210,6 +211,42 @@ def test_names_in_docstrings_and_comments_are_in_the_code():
     assert len(named) > 700
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(missing) if name not in NO_NAMES] == []
     assert {name for _, name in missing} >= NO_NAMES  # a name that is there needs no line
+
+
+@cache
+def attributes() -> dict[str, set[str]]:
+    """Class of the package -> its attributes, those of its base classes too."""
+    own_names, bases = defaultdict(set), defaultdict(set)
+    for path, text in sources().items():
+        for node in ast.walk(ast.parse(text)) if path.is_relative_to(ROOT / "src") else ():
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] |= {base.id for base in node.bases if isinstance(base, ast.Name)}
+                own_names[node.name] |= {
+                    part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+                }
+                own_names[node.name] |= {
+                    part.id if isinstance(part, ast.Name) else part.attr
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store)
+                }
+
+    def inherited(name: str) -> set[str]:
+        return own_names[name].union(*(inherited(base) for base in bases[name] if base in own_names))
+
+    return {name: inherited(name) for name in [*own_names]}
+
+
+ATTRIBUTE = re.compile(r"`([A-Z][a-z]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`")
+
+
+def test_attributes_that_pages_and_docstrings_name_are_those_of_their_class():
+    named = {(path, *names) for path, text in texts() for names in ATTRIBUTE.findall(text) if names[0] in attributes()}
+    wrong = {(path, f"{owner}.{name}") for path, owner, name in named if name not in attributes()[owner]}
+    assert len(named) > 50
+    # RLlib has an Algorithm too.
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(wrong)] == [
+        "benchmarks/README.md: Algorithm.train"
+    ]
 
 
 @cache

@@ -73,7 +73,7 @@ def test_what_is_wanted_may_be_large_not_a_number_or_counted():
         (1e12, 1e12 + 1e4, True),
     ],
 )
-def test_what_is_near(output, want, close):
+def test_what_is_near_counts_as_equal(output, want, close):
     assert is_near(output, want, 1e-6) is close
 
 

@@ -358,7 +358,9 @@ def test_a_program_compares_runs_as_the_command_does(storage):
     assert str(compared).startswith("other: ippo, seed 0, 3 [") and compared._repr_png_()[1:4] == b"PNG"
     with pytest.raises(MarlRayError, match=r"^runs: expected a list of names, got 'first'$"):
         api.compare("first", storage=storage)
-    with pytest.raises(MarlRayError, match=r"^out: '/proc/no/x.png' cannot be written: "):
+    with pytest.raises(
+        MarlRayError, match=r"^out: '/proc/no/x\.png' cannot be written: there is no folder '/proc/no'$"
+    ):
         compared.plot("/proc/no/x.png")
 
 

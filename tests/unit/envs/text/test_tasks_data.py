@@ -96,6 +96,6 @@ def test_what_is_refused_is_named_by_file_line_and_field(tmp_path, read, lines, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(MarlRayError, match=r"no\.jsonl: cannot be read"):
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MarlRayError, match=r"/no\.jsonl: cannot be read: No such file or directory$"):
         read_math(str(tmp_path / "no.jsonl"))

@@ -87,7 +87,7 @@ def test_keys_get_playwrights_names(keys, named):
 def test_hosts_have_their_ports():
     urls = ["http://shop.test/a", "https://shop.test", "http://127.0.0.1:9999"]
     assert hosts_of(urls) == {"shop.test:80", "shop.test:443", "127.0.0.1:9999"}
-    with pytest.raises(ValueError, match=r"'shop\.test' is no address"):
+    with pytest.raises(ValueError, match=r"^'shop\.test' is no address with http:// or https://$"):
         hosts_of(["shop.test"])
 
 

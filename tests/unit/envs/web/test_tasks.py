@@ -42,7 +42,7 @@ def write_tasks(folder: Path, tasks: list[Any], name: str = "tasks.json") -> str
     return str(path)
 
 
-def test_all_tasks_of_webarena():
+def test_all_tasks_of_webarena_are_read():
     tasks = read_web_tasks(str(ORIGINAL))
     assert [task.task_id for task in tasks] == [str(k) for k in range(812)]
     kinds = Counter(tuple(type(check) for check in task.checks) for task in tasks)
@@ -67,7 +67,7 @@ def test_all_tasks_of_webarena():
     assert sum(bool(part.prepare) for part in contents) == 10
 
 
-def test_all_tasks_of_webarena_verified():
+def test_all_tasks_of_webarena_verified_are_read():
     tasks = read_web_tasks(str(VERIFIED))
     assert len(tasks) == 812
     assert Counter(type(check) for task in tasks for check in task.checks) == {ResponseCheck: 812, RequestCheck: 663}
@@ -103,9 +103,13 @@ def test_every_placeholder_of_every_task_becomes_an_address(path):
 
 def test_a_site_without_an_address_is_named():
     task = read_web_tasks(str(ORIGINAL))[0]
-    with pytest.raises(MarlRayError, match=r"sites: expected the base URL of shopping_admin"):
+    with pytest.raises(
+        MarlRayError, match=r"^sites: expected the base URL of shopping_admin, which '__SHOPPING_ADMIN__' needs$"
+    ):
         with_site_urls(task, {"shopping": "http://shop.test"})
-    with pytest.raises(MarlRayError, match=r"sites: 'shoping' is unknown; did you mean shopping"):
+    with pytest.raises(
+        MarlRayError, match=r"^sites: 'shoping' is unknown; did you mean shopping or shopping_admin or homepage\?$"
+    ):
         with_site_urls(task, {"shoping": "http://shop.test"})
 
 
@@ -233,9 +237,9 @@ def test_a_program_of_a_site_that_the_task_does_not_name(tmp_path):
 
 def test_an_id_that_comes_twice_and_a_file_without_tasks(tmp_path):
     tasks = records()
-    with pytest.raises(MarlRayError, match=r"tasks\.json:5: task_id 0 is already that of an earlier task"):
+    with pytest.raises(MarlRayError, match=r"/tasks\.json:5: task_id 0 is already that of an earlier task$"):
         read_web_tasks(write_tasks(tmp_path, [*tasks, tasks[0]]))
-    with pytest.raises(MarlRayError, match="expected at least one task"):
+    with pytest.raises(MarlRayError, match=r"/none\.json: expected at least one task$"):
         read_web_tasks(write_tasks(tmp_path, [], "none.json"))
 
 

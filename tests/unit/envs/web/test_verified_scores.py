@@ -108,7 +108,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "score"), ANSWERS, ids=[text[:40] for text, _ in ANSWERS])
-def test_type_and_status(text, score):
+def test_the_type_and_the_status_of_a_response_are_scored(text, score):
     assert response_score(ResponseCheck("navigate", "SUCCESS", None, {"type": "null"}), text) == score
 
 

@@ -75,5 +75,7 @@ def test_samples_needed_are_the_fewest_that_have_the_power(ratio):
     assert power_of_test(treatment, control, effect=-2, sd=6, alpha=0.01) >= 0.9
     fewer = math.ceil(ratio * (control - 1))
     assert power_of_test(fewer, control - 1, effect=-2, sd=6, alpha=0.01) < 0.9
-    with pytest.raises(MarlRayError, match="effect: expected"):
+    with pytest.raises(
+        MarlRayError, match=r"^effect: expected finite sd, ratio > 0, effect not 0, and 0 < alpha < power < 1$"
+    ):
         samples_needed(effect=0, sd=1)

@@ -51,7 +51,10 @@ def test_a_spec_decides_about_actors_adapters_and_patience(monkeypatch):
 
 def test_a_spec_that_is_none_is_refused(monkeypatch):
     monkeypatch.setattr("toys.engines.Apart.spec", "vllm")
-    with pytest.raises(MarlRayError, match="its `spec` is 'vllm', expected an EngineSpec"):
+    with pytest.raises(
+        MarlRayError,
+        match=r"^toys\.engines:Apart: its `spec` is 'vllm', expected an EngineSpec \(of marl_ray\.config\)$",
+    ):
         engine_spec("toys.engines:Apart")
 
 

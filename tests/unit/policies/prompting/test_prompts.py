@@ -90,7 +90,7 @@ def test_nothing_that_a_client_says_is_left_out():
     messages = [{"role": "developer", "content": "be good"}, {"role": "user", "content": "hi"}]
     assert several.decode(encode_chat(several, messages)) == "<|system|>be good<|user|>hi<|assistant|>"
     for role in ("system", "developer"):
-        with pytest.raises(MarlRayError, match="prompt: the chat template leaves out what the role system says"):
+        with pytest.raises(MarlRayError, match=r"^prompt: the chat template leaves out what the role system says$"):
             encode_chat(alone, [{"role": role, "content": "be good"}, *messages[1:]])
     assert "developer" in TOKENIZERS["pieces"].decode(encode_chat(TOKENIZERS["pieces"], messages))
 
@@ -144,7 +144,9 @@ def test_a_long_text_keeps_its_begin_and_its_end():
     assert shortened and frame + 66 < len(ids) <= frame + 70
     shown = tokenizer.decode(ids)
     assert "\nbegin xx" in shown and "xx end<|im_end|>" in shown and "x…x" in shown
-    with pytest.raises(PromptTooLongError, match="prompt: expected at most 50 tokens"):
+    with pytest.raises(
+        PromptTooLongError, match=r"^prompt: expected at most 50 tokens when half of its 110 characters are left out$"
+    ):
         fit_prompt(tokenizer, text, None, 50)
 
 

@@ -52,9 +52,11 @@ def test_weights_are_the_configs_until_there_are_others():
     ):
         with pytest.raises(MarlRayError, match=words):
             state_under_weights(RUNNING, plan, bad, 1.0)
-    with pytest.raises(MarlRayError, match="none for rolled-back arms"):
+    with pytest.raises(MarlRayError, match=r"^weights: expected one for each of a, b, c, none for rolled-back arms$"):
         state_under_weights(barred, PLAN, weights, 1.0)
-    with pytest.raises(MarlRayError, match="this is paused thompson"):
+    with pytest.raises(
+        MarlRayError, match=r"^weights: expected a running experiment of strategy thompson, this is paused thompson$"
+    ):
         state_under_weights(paused, PLAN, weights, 1.0)
 
 
@@ -111,9 +113,9 @@ def test_weights_wait_for_time_outcomes_reports_and_change(stores, clock):
     epoch = stores.experiments.read("exp").epoch
     decide(stores.experiments, stores.evidence, config)
     assert stores.experiments.read("exp").epoch == epoch  # the same again
-    with pytest.raises(StaleEpochError, match="weights were decided on epoch"):
+    with pytest.raises(StaleEpochError, match=r"^epoch: weights were decided on epoch 1, 'exp' is at 2$"):
         stores.experiments.reallocate("exp", weights, epoch=epoch - 1, actor="test", reason="")
-    with pytest.raises(MarlRayError, match="unknown experiment"):
+    with pytest.raises(MarlRayError, match=r"^experiment: unknown experiment 'nobody'$"):
         stores.experiments.reallocate("nobody", weights, epoch=1, actor="test", reason="")
     assert stores.experiments.read("exp").state.allocation == Allocation(
         weights, pytest.approx(stores.experiments.read("exp").state.allocation.at)

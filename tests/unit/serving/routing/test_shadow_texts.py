@@ -64,7 +64,7 @@ async def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bund
     shadows, failing = Shadows(2), TextBatcher(load_bundle(broken), 4, 60.0)
     short = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=16)), 4, 60.0)
     try:
-        with pytest.raises(ArmError, match="a text of 20 tokens cannot be read here"):
+        with pytest.raises(ArmError, match=r"^a text of 20 tokens cannot be read here$"):
             await short.score("writer", [104], [65] * 20, "A" * 20)
         assert shadows.send_text("failing", failing, REQUEST, [65], [-1.0], "A")
         too_long = replace(REQUEST, changes={"max_tokens": 4000})
