@@ -27,6 +27,8 @@ IMPORTED = re.compile(r"^\s*(?:from [\w.]+ )?import (?:\(([^)]*)\)|(.*))$", re.M
 DOTTED = re.compile(r"`(marl_ray(?:\.\w+)+)(?:[:(][^`]*)?`")
 TICKED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
 """A name in back ticks, which may be dotted, or a call of it."""
+ATTRIBUTE = re.compile(r"`([A-Z][a-z]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`")
+"""An attribute of a class in back ticks, or a call of it."""
 CHAIN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 TEXT = re.compile(r'(?P<line>^ *)?(?P<string>"""[\s\S]*?""")|(?:^ *|  )# .*', re.MULTILINE)
 """A string of several lines, which is a docstring if nothing is before it in its line, or a comment."""
@@ -234,9 +236,6 @@ def attributes() -> dict[str, set[str]]:
         return own_names[name].union(*(inherited(base) for base in bases[name] if base in own_names))
 
     return {name: inherited(name) for name in [*own_names]}
-
-
-ATTRIBUTE = re.compile(r"`([A-Z][a-z]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`")
 
 
 def test_attributes_that_pages_and_docstrings_name_are_those_of_their_class():
