@@ -128,8 +128,10 @@ async def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch)
 async def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
     async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
         for arm in app.service.endpoints.routers["exp"].arms.values():
-            arm.patience_s = 0.02
-        calls = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
+            arm.patience_s = 2.0
+            batch = arm.batch("writer")  # a text takes longer than the arm is waited for, a token does not
+            batch.step = lambda number, step=batch.step: (time.sleep(0.2), step(number))[1]
+        calls = [client.post("/generate", json=ASK | {"max_tokens": 20, "temperature": 0}) for _ in range(4)]
         answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {200, 503}
         assert all("no room in the batch" in answer.text for answer in answers if answer.status_code == 503)
