@@ -9,6 +9,7 @@ Every look is the gateway's own: its sums, its questions, its tests. Writes
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion
-from marl_ray.serving.rollout_decisions.questions import PROMOTION, Measure, ask, outcome_of
+from marl_ray.serving.rollout_decisions.questions import PROMOTION, Measure, TestRules, ask, outcome_of
 from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL
 
 PLAN = RolloutPlan("c", {"c": 1.0, "t": 1.0})
@@ -78,13 +79,13 @@ def look(arms: dict[str, Arm], units: int) -> Look:
     return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), LookSettings(), 0.0)
 
 
-def promotes(arms: dict[str, Arm], units: int, measure: Measure) -> bool:
+def promotes(arms: dict[str, Arm], measure: Measure, units: int) -> bool:
     """Return True if the gateway promotes at this look."""
-    rules = {"alpha": CONFIG.alpha, "min_outcomes": CONFIG.min_outcomes}
-    return ask(PROMOTION, look(arms, units), measure, "t", PLAN, **rules, excludes_missing=True).test.proven
+    rules = TestRules(alpha=CONFIG.alpha, min_outcomes=CONFIG.min_outcomes, excludes_missing=True)
+    return ask(PROMOTION, look(arms, units), measure, "t", PLAN, **rules).test.proven
 
 
-def promotes_at_extremes(arms: dict[str, Arm], units: int, measure: Measure) -> bool:
+def promotes_at_extremes(arms: dict[str, Arm], measure: Measure, units: int) -> bool:
     """Return True if a test promotes whose ends are the least and the largest outcome of all."""
     moments = [arm.moments(units) for arm in arms.values()]
     return all(
@@ -122,7 +123,7 @@ def promotions(runs: int) -> list[dict[str, Any]]:
             arms = draw_arms(np.random.default_rng([round(100 * share), run]), share)
             for name, decides in (("gateway", promotes), ("extremes", promotes_at_extremes)):
                 looks = iter(range(STEP, HORIZON + 1, STEP))
-                times[name].append(first_units(looks, lambda n, d=decides, a=arms: d(a, n, measure)))
+                times[name].append(first_units(looks, partial(decides, arms, measure)))
         rows.append({"share": share} | {name: describe(values, 2) for name, values in times.items()})
         print(rows[-1], flush=True)
     return rows
