@@ -29,6 +29,14 @@ def machine(*packages: str) -> dict[str, Any]:
     }
 
 
+def load_before() -> float:
+    """Return how many processes wanted a core in the last minute, for a script that takes times to ask before it begins.
+
+    It is stored as `load_before`: times of a busy machine are no times of the product.
+    """
+    return os.getloadavg()[0]
+
+
 def store(name: str, result: dict[str, Any], table: str) -> None:
     """Write the result and its table to `results/NAME.{json,md}`, and print the table."""
     RESULTS.mkdir(exist_ok=True)

@@ -8,7 +8,6 @@ Writes `benchmarks/results/evalplus.{json,md}`.
 """
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.code.judge_agreement import mutants
-from benchmarks.records import machine, store
+from benchmarks.records import load_before, machine, store
 from marl_ray.evaluation.benchmarks import Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.scoring.local import make_pool
@@ -105,7 +104,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = load_before()
     paths = {name: arguments.data / file for name, file in FILES.items()}
     rows = {name: measure_benchmark(name, path, arguments.workers) for name, path in paths.items() if path.exists()}
     result = {"machine": machine("marl-ray", "numpy"), "load_before": load, "benchmarks": rows}

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.benchmarks.humaneval import HumanEvalProblem
 from marl_ray.evaluation.benchmarks.mbpp import MbppProblem
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--limit", type=int, help="only so many programs, evenly spread")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = load_before()
     python = environment(options.venv)
     judged = list(programs(options.data))
     judged = judged[:: max(1, len(judged) // options.limit)] if options.limit else judged

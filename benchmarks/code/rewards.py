@@ -6,13 +6,12 @@ Both ways give the same verdicts. Programs that are right, that fail some tests,
 Writes `benchmarks/results/rewards.{json,md}`.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.records import machine, store
+from benchmarks.records import load_before, machine, store
 from marl_ray.rewards import CallTest, CodeTask, run_tests
 from marl_ray.sandbox import Limits, Pool
 
@@ -34,7 +33,7 @@ def seconds(body: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    load = os.getloadavg()[0]
+    load = load_before()
     rows: list[dict[str, Any]] = []
     with Pool(1) as pool:
         for count in TESTS:

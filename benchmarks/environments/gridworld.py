@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments.roofline import Work, measure_peaks, peaks_line, roofline_lines
-from benchmarks.records import RESULTS, ROOT, machine, store
+from benchmarks.records import RESULTS, ROOT, load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
@@ -73,7 +73,7 @@ def run_marl_ray(config: RunConfig, keys: Sequence[str]) -> dict[str, list[tuple
 
 def measure_marl_ray(algorithm: str, iterations: int, *layout: str) -> dict[str, Any]:
     """Measure one short run: steps per second by iteration, and where the time went."""
-    load = os.getloadavg()[0]
+    load = load_before()
     steps = OWN_ITERATIONS * iterations * run_config(algorithm).batch_steps
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
         # RLlib is not evaluated either.
@@ -121,7 +121,7 @@ def run_peer(python: Path, *options: str) -> Any:
 
 def measure_rllib(python: Path, setting: str, iterations: int, *more: str) -> dict[str, Any]:
     """Measure one short run of RLlib: steps per second by iteration."""
-    load = os.getloadavg()[0]
+    load = load_before()
     config = run_config("ippo")
     same = (f"--lr={config.hyper.lr}", f"--batch={config.batch_steps}", f"--iterations={iterations}")
     result = run_peer(python, *SETTINGS[setting], *same, *more)

@@ -10,7 +10,6 @@ steps and several seeds. Writes `benchmarks/results/overlap.{json,md}`.
 """
 
 import argparse
-import os
 import statistics
 import time
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import gymnasium
 import torch
 
-from benchmarks.records import machine, store
+from benchmarks.records import load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.training.loop.run import Run
@@ -122,7 +121,7 @@ def main() -> None:
     parser.add_argument("--learning-iterations", type=int, default=200)
     parser.add_argument("--learning-epochs", type=int, default=4)
     options = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine() | {"load": os.getloadavg()[0]}}
+    result: dict[str, Any] = {"machine": machine(), "load_before": load_before()}
     with process_group():
         result["epochs"] = find_balanced_epochs()
         rates: dict[str, list[float]] = {kind: [] for kind in KEYS}

@@ -11,7 +11,6 @@ Writes `benchmarks/results/own_environment.{json,md}`.
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.copies import make_batch
@@ -101,7 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
-    load, rows = os.getloadavg()[0], []
+    load, rows = load_before(), []
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
         write_environments(Path(folder))
         for copies in options.copies:
@@ -112,7 +111,7 @@ def main() -> None:
                     rate, shares[kind] = steps_per_second(kind, copies, options.seconds)
                     measured.append(rate)
             rows.append({"copies": copies, "rates": rates, "shares": shares})
-    store("own_environment", {"machine": machine() | {"load": load}, "rows": rows}, table(rows))
+    store("own_environment", {"machine": machine(), "load_before": load, "rows": rows}, table(rows))
 
 
 if __name__ == "__main__":

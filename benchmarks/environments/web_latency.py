@@ -12,7 +12,6 @@ Writes `benchmarks/results/web_latency.{json,md}`; a short run prints alone.
 """
 
 import argparse
-import os
 import re
 import tempfile
 import time
@@ -22,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import marl_ray
-from benchmarks.records import machine, store
+from benchmarks.records import load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.envs.web.browser.chromium import Chromium, close_shared_chromium, shared_chromium
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each action and opening")
     parser.add_argument("--no-pack", action="store_true", help="leave out the synthetic tasks")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = load_before()
     measured = measure_actions(options.rounds) | measure_openings(options.rounds)
     close_shared_chromium()
     packs = {} if options.no_pack else {name: play_pack(name) for name in SPLITS}

@@ -34,7 +34,7 @@ from benchmarks.experiments.streams import (
     gaussian,
     two_arms,
 )
-from benchmarks.records import RESULTS, machine, store
+from benchmarks.records import RESULTS, load_before, machine, store
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
 from marl_ray.experiments.designs.fixed_size import samples_needed
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000, help=f"experiments per scenario, a multiple of {CHUNK}")
     parser.add_argument("--only", default="", help="scenarios whose name contains this; errors only, nothing stored")
     options = parser.parse_args()
-    started, runs, errors = time.perf_counter(), options.runs, []
+    load, started, runs, errors = load_before(), time.perf_counter(), options.runs, []
     for seed, (name, scenario) in enumerate((SCENARIOS | WRONG).items()):
         if options.only in name:
             before = time.perf_counter()
@@ -352,6 +352,7 @@ def main() -> None:
         return
     result = {
         "machine": machine("numpy", "scipy"),
+        "load_before": load,
         "alpha": ALPHA,
         "min_outcomes": FIRST,
         "runs": runs,

@@ -93,7 +93,7 @@ def engine_lines(engines: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {row['preset']} | {name} | {median_range(speeds)} | {median_range(hand_overs, 4)} | {max(gaps):.1e} |"
         )
-    before = f"{engines['calls']} calls a round; load before: {engines['load']:.1f}."
+    before = f"{engines['calls']} calls a round; load before: {engines['load_before']:.1f}."
     return [*lines, "", f"{before} {machine_line(engines['machine'])}"]
 
 

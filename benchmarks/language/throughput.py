@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.language.tables import table
-from benchmarks.records import RESULTS, ROOT, machine
+from benchmarks.records import RESULTS, ROOT, load_before, machine
 
 PEER = ROOT / "benchmarks/peers/trl_grpo.py"
 ENGINE = "benchmarks.language.engines"
@@ -240,7 +240,7 @@ def rates(steps: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_second": statistics.median(step["tokens"] / step["seconds"] for step in counted),
         "tokens_per_cpu_second": statistics.median(step["tokens"] / step["cpu"] for step in counted),
         "steps": counted,
-        "load": os.getloadavg()[0],
+        "load_before": load_before(),
     }
     if "phases" in counted[0]:
         measured["phases"] = {
@@ -316,7 +316,7 @@ def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
     python = options.vllm_venv / "bin/python"
     if not python.exists():
         raise SystemExit(f"--vllm-venv: expected an interpreter at {python}, which `make test-vllm` makes")
-    load, versions, rows = os.getloadavg()[0], {}, []
+    load, versions, rows = load_before(), {}, []
     for preset in options.presets:
         for precision in options.precisions:
             by_engine: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
@@ -333,7 +333,7 @@ def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
             ]
     about = machine("torch", "transformers") | versions
     sizes = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "calls": options.steps}
-    return {"machine": about, "threads": options.threads, "load": load, **sizes, "rows": rows}
+    return {"machine": about, "threads": options.threads, "load_before": load, **sizes, "rows": rows}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

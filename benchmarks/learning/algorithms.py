@@ -7,7 +7,6 @@ reference of the tests (`tests/support/slow_references.py`), measured in the sam
 scaled by their number. Writes `benchmarks/results/algorithms.{json,md}`.
 """
 
-import os
 import statistics
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from marl_ray.algorithms.advantages.gae import gae
 from marl_ray.algorithms.advantages.groups import (
     center_scores,
@@ -94,7 +93,7 @@ def cases() -> list[Case]:
     include, greedy = a["include"], a["greedy"]
 
     def loop(formula: Callable[..., float]) -> Callable[[], object]:
-        return lambda: references.grouped(b["scores"], few, b["include"], formula)
+        return lambda: references.score_groups(b["scores"], few, b["include"], formula)
 
     def weights(mode: Any) -> Case:
         return (
@@ -196,7 +195,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, print and store."""
-    result: dict[str, Any] = {"machine": machine("torch"), "load_before": os.getloadavg()[0], "milliseconds": {}}
+    result: dict[str, Any] = {"machine": machine("torch"), "load_before": load_before(), "milliseconds": {}}
     for name, formula, loop in cases():
         row = {"loop_scaled": [BATCH / LOOP_ROWS * t for t in milliseconds(loop, LOOP_RUNS)] if loop else []}
         for threads, label in ((2, "two_threads"), (1, "one_thread")):

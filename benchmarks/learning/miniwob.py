@@ -10,7 +10,6 @@ table already is not repeated, unless `--again` is given. Writes `benchmarks/res
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.records import RESULTS, ROOT, machine
+from benchmarks.records import RESULTS, ROOT, load_before, machine
 from marl_ray.evaluation.statistics import stratified_bootstrap
 
 PAGES = {
@@ -123,8 +122,8 @@ def main() -> None:
         for page in options.pages:
             if not options.again and any(run["page"] == page and run["seed"] == seed for run in runs):
                 continue
-            busy = os.getloadavg()[0]
-            row = learn(page, seed) | {"load": busy}
+            busy = load_before()
+            row = learn(page, seed) | {"load_before": busy}
             print(
                 f"{page}, seed {seed}: {row['solved']:.2f}, {row['steps']:,} steps, {row['seconds']:.0f} s", flush=True
             )
@@ -133,8 +132,8 @@ def main() -> None:
             path.write_text(json.dumps({"machine": described, "runs": runs}) + "\n")
             text = table(runs)
             text += "\nMachine: " + ", ".join(f"{k} {v}" for k, v in described.items() if isinstance(v, str | int))
-            text += f". Processes that wanted a core when a run began: {min(o['load'] for o in runs):.1f} to "
-            text += f"{max(o['load'] for o in runs):.1f}.\n"
+            text += f". Processes that wanted a core when a run began: {min(o['load_before'] for o in runs):.1f} to "
+            text += f"{max(o['load_before'] for o in runs):.1f}.\n"
             (RESULTS / "web_learning.md").write_text(text)
     print(table(runs))
 

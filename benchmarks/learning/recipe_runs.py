@@ -1,7 +1,6 @@
 """Runs and sweeps of shipped configs as a user starts them, and what the page of recipes tells of each."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -9,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import ROOT
+from benchmarks.records import ROOT, load_before
 
 LIMIT_S = 7200.0
 """Longest time of one command."""
@@ -33,7 +32,7 @@ def run_recipe(
         start = marl_ray("train", f"jobs/configs/{config}.yaml", *changes, *overrides)
         if serve:
             overrides.append(f"data={serve(name, Path(start['bundle']), storage, seed)}")
-    load, begun = os.getloadavg()[0], time.perf_counter()
+    load, begun = load_before(), time.perf_counter()
     marl_ray("train", f"jobs/configs/{name}.yaml", *overrides, f"name={name}")
     seconds = time.perf_counter() - begun
     rows = [json.loads(line) for line in (storage / name / "metrics.jsonl").read_text().splitlines()]
@@ -47,14 +46,14 @@ def run_recipe(
         "last": last[f"eval/{metric}"],
         "steps": rows[-1]["steps"],
         "seconds": round(seconds, 1),
-        "load": round(load, 1),
+        "load_before": round(load, 1),
         "curve": [[row["steps"], round(row[f"eval/{metric}"], 4)] for row in rows if f"eval/{metric}" in row],
     }
 
 
 def sweep_recipe(name: str, folder: Path) -> dict[str, Any]:
     """Run a sweep and return its winner, and the score of every trial that has one."""
-    load = os.getloadavg()[0]
+    load = load_before()
     done = marl_ray("sweep", f"jobs/configs/{name}.yaml", f"storage={folder}")
     winner = done["winner"]
     return {
@@ -63,7 +62,7 @@ def sweep_recipe(name: str, folder: Path) -> dict[str, Any]:
         "trials": done["trials"],
         "steps": done["steps"],
         "seconds": round(done["seconds"], 1),
-        "load": round(load, 1),
+        "load_before": round(load, 1),
         "winner": {key: winner[key] for key in ("values", "scores", "certainty")},
     }
 

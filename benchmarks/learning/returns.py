@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning.budget_exact import States, Worth, score
-from benchmarks.records import RESULTS, ROOT, machine
+from benchmarks.records import RESULTS, ROOT, load_before, machine
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import best_capped_reward
 from marl_ray.evaluation.statistics import marl_eval_document, stratified_bootstrap
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    jobs = [(name, seed) for name in options.tasks for seed in range(options.seeds)]
+    load, jobs = load_before(), [(name, seed) for name in options.tasks for seed in range(options.seeds)]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
         runs = []
         for trained in pool.imap(_run, jobs):
@@ -248,7 +248,7 @@ def main() -> None:
     ordered = [by_task[name] for name in TASKS if name in by_task]
     text = table(ordered, options.seeds)
     text += "\nMachine: " + ", ".join(f"{k} {v}" for k, v in described.items() if isinstance(v, str | int)) + ".\n"
-    stored = {"machine": described, "rows": ordered}
+    stored = {"machine": described, "load_before": load, "rows": ordered}
     stored |= {"curves": before["curves"] | curves, "marl_eval": before["marl_eval"] | files}
     path.write_text(json.dumps(stored) + "\n")
     (RESULTS / "learning.md").write_text(text)

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from benchmarks.tables import median_range
 
 SHAPE: dict[str, Any] = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
@@ -196,7 +196,7 @@ def main() -> None:
     )
     parser.add_argument("--scratch", type=Path, help="folder to write to, of the disk that is measured")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = load_before()
     results = []
     for kind in (SMALL, LARGE):
         for workers in (1, 2):

@@ -5,14 +5,13 @@
 Writes `benchmarks/results/commands.{json,md}`.
 """
 
-import os
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.records import machine, store
+from benchmarks.records import load_before, machine, store
 
 RUNS = 11
 """Measurements of each command, of which the median is reported."""
@@ -25,7 +24,7 @@ COMMANDS = {
 
 def main() -> None:
     """Measure, print and store."""
-    load = os.getloadavg()[0]
+    load = load_before()
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(RUNS):
         for name, command in COMMANDS.items():

@@ -11,14 +11,13 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS, machine
+from benchmarks.records import RESULTS, load_before, machine
 
 TRIALS, TPE_TRIALS = (100, 400, 1600), (100, 400)
 """Numbers of trials of a sweep; TPE takes longer with each of them."""
@@ -76,7 +75,7 @@ def measure_in_new_process(part: str, quick: bool) -> dict[str, Any]:
 def tables(result: dict[str, Any]) -> str:
     about = result["machine"]
     lines = [
-        f"{about['cpu']}, {about['cores']} cores, load before {about['load_before']:.1f}; "
+        f"{about['cpu']}, {about['cores']} cores, load before {result['load_before']:.1f}; "
         f"Python {about['python']}, Ray {about['ray']}, torch {about['torch']}.",
         "",
         "## Trials of one sweep, three seeds each",
@@ -164,7 +163,7 @@ def main() -> None:
         return
     file = RESULTS / "scale.json"
     result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    result["machine"] = machine("ray", "torch") | {"load_before": os.getloadavg()[0]}
+    result["machine"], result["load_before"] = machine("ray", "torch"), load_before()
     for part in options.parts:
         result[part] = measure_in_new_process(part, options.quick)
     text = tables(result)

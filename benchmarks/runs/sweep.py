@@ -10,14 +10,13 @@ begins before Ray starts and ends when the winner is registered. Writes `benchma
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
@@ -85,7 +84,7 @@ def main() -> None:
     if options.alone:
         run_alone()
         return
-    load = os.getloadavg()[0]
+    load = load_before()
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
         shipped_sweep = load_shipped_sweep(f"{storage}/whole", options.steps, fifo=True)
         seconds, full = whole_sweep(shipped_sweep)

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import ROOT, machine, store
+from benchmarks.records import ROOT, load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200_000, help="environment steps of each run")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    load, rounds, kinds = os.getloadavg()[0], [], [*KINDS]
+    load, rounds, kinds = load_before(), [], [*KINDS]
     Deliveries.close = close_early  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as name, local_ray(num_cpus=2, dashboard=False):
         storage = Path(name)

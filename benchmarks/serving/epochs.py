@@ -1,13 +1,13 @@
 """The part `epochs` of `gateway.py`: what an act costs once the weights of an experiment have changed."""
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks.records import load_before
 from benchmarks.serving.cluster import (
     Running,
     gateway,
@@ -40,7 +40,7 @@ def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
             _advance(parts["third"]["args"]["database"], running["third"], observations)
             for number in range(options.passes):
                 for acts in SESSIONS:
-                    row: dict[str, Any] = {"acts": acts, "load_before": os.getloadavg()[0]}
+                    row: dict[str, Any] = {"acts": acts, "load_before": load_before()}
                     for name in ("first", "third")[:: -1 if number % 2 else 1]:
                         row[name] = _measure_gateway(running[name], options.seconds, connections, observations, acts)
                     rows.append(row)

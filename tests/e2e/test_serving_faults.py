@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from processes.faults import CONTROLLER, PROXY, REPLICA, OwnRay, Postgres, own_ray, postgres
 from processes.load_client import ACT, OUTCOME, Load, Sent, running
 from toy_serving.gateways import SEES, make_bundle
+from waiting import until
 
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.experiments.database import schema
@@ -33,8 +34,6 @@ CUT_S = 1.0
 """Seconds after the acknowledgement of a rollback within which every replica stops exposing the arm."""
 QUIET_S = 2.0
 """Seconds of load before a fault, and after everything answers again."""
-WRITTEN_S = 10.0
-"""Deadline of the last exposures in the database, in seconds."""
 AWAY_S = 10.0
 """Seconds that the database is away."""
 KILLS = {"replica": REPLICA, "controller": CONTROLLER, "proxy": PROXY}
@@ -97,7 +96,7 @@ def port() -> int:
     return free_port()
 
 
-def deployed(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequence[str]) -> Deployed:
+def deploy_gateway(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequence[str]) -> Deployed:
     keys = [
         {
             "name": "ops",
@@ -134,11 +133,11 @@ def deployed(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequen
 @pytest.fixture(scope="module")
 def gateway(ray: OwnRay, port: int, tmp_path_factory) -> Deployed:
     folder = tmp_path_factory.mktemp("sqlite")
-    return deployed(ray, port, folder, f"sqlite:///{folder}/experiments.db", ("kills", "crash"))
+    return deploy_gateway(ray, port, folder, f"sqlite:///{folder}/experiments.db", ("kills", "crash"))
 
 
 @contextmanager
-def loaded(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[list[Sent]]:
+def check_under_load(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[list[Sent]]:
     """Put load on the fault's two experiments, and afterwards compare what clients were told with the database.
 
     The main one has reached its second epoch, in which replicas ask the database for sessions that they do not know,
@@ -212,7 +211,7 @@ def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
 def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway):
     """A replica, the controller and the proxy, one after another under one load."""
     killed_at, intact_at = {}, {}
-    with loaded(gateway, "kills") as requests:
+    with check_under_load(gateway, "kills") as requests:
         for fault, title in KILLS.items():
             victims = gateway.ray.actors(title)
             assert len(victims) == (REPLICAS if fault == "replica" else 1)
@@ -242,9 +241,8 @@ def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gatewa
     before = gateway.arms("cut-crash", sessions)
     assert set(before.values()) == {CONTROL, TREATMENT}
     gateway.post("/v1/experiments/cut-crash/rollback", {"reason": "test", "arm": TREATMENT})
-    deadline = time.monotonic() + WRITTEN_S  # what is killed takes the exposures of its last moments with it
-    while len(gateway.rows(schema.exposures, "cut-crash")) < len(sessions) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    # What is killed takes the exposures of its last moments with it.
+    until(lambda: gateway.rows(schema.exposures, "cut-crash").keys() >= {*sessions}, "all exposures in the database")
     victims = gateway.ray.actors(REPLICA)
     assert len(victims) == REPLICAS
     for victim in victims:
@@ -268,12 +266,12 @@ def database() -> Iterator[Postgres]:
 @pytest.fixture(scope="module")
 def on_postgres(ray: OwnRay, port: int, database: Postgres, tmp_path_factory) -> Deployed:
     """Takes the place of `gateway`, whose tests come first: a Serve config is the whole truth."""
-    return deployed(ray, port, tmp_path_factory.mktemp("postgres"), database.url, ("away", "memory", "death"))
+    return deploy_gateway(ray, port, tmp_path_factory.mktemp("postgres"), database.url, ("away", "memory", "death"))
 
 
 @pytest.mark.slow
 def test_sessions_go_on_while_the_database_is_away(on_postgres, database):
-    with loaded(on_postgres, "away", RECOVERY_S) as requests:
+    with check_under_load(on_postgres, "away", RECOVERY_S) as requests:
         stopping = time.monotonic()
         database.stop()
         stopped = time.monotonic()
@@ -320,8 +318,9 @@ def test_exposures_outlive_a_replica_that_dies_while_the_database_is_away(on_pos
     finally:
         database.start()
     on_postgres.ray.wait_until_complete(REPLICAS)
-    deadline = time.monotonic() + DELIVERED_S
-    while (stored := on_postgres.rows(schema.exposures, experiment)).keys() != answered.keys():
-        assert time.monotonic() < deadline, f"{len(stored)} of {len(answered)} exposures after {DELIVERED_S:g} s"
-        time.sleep(0.5)
-    assert {session: row.arm for session, row in stored.items()} == answered
+
+    def stored() -> dict[str, str]:
+        return {session: row.arm for session, row in on_postgres.rows(schema.exposures, experiment).items()}
+
+    until(lambda: stored().keys() == answered.keys(), "all exposures in the database", DELIVERED_S, stored)
+    assert stored() == answered

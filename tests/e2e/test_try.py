@@ -3,13 +3,13 @@
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from processes.command_line import PROGRAM, keys_of, marl_ray, without_ray
+from waiting import until
 
 from marl_ray.first_steps.quickstart import has_display
 
@@ -42,20 +42,24 @@ def test_a_team_is_trained_scored_served_and_gone_after_ctrl_c(tmp_path):
             stderr=err,
         )
     try:
-        deadline = time.monotonic() + READY_S
-        while "serving until Ctrl-C" not in (printed := errors.read_text()):
-            assert time.monotonic() < deadline and process.poll() is None, printed
-            time.sleep(0.1)
+        until(
+            lambda: process.poll() is not None or "serving until Ctrl-C" in errors.read_text(),
+            "`try` to serve",
+            READY_S,
+            errors.read_text,
+        )
+        printed = errors.read_text()
+        assert process.poll() is None, printed
         tried = json.loads(output.read_text())
         assert set(tried) == keys_of("try") and "starting a local Ray" in printed
-        page = httpx.get(f"{tried['url']}/ui", auth=("any", tried["key"]), timeout=30)
+        page = httpx.get(f"{tried['url']}/ui", auth=("any", tried["key"]), timeout=60)
         assert page.status_code == 200 and "gridworld" in page.text
         assert tried["after"][0] > tried["before"][0] + 0.3
         assert Path(tried["bundle"], "bundle.json").exists()
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-        assert not psutil.wait_procs(children, timeout=30)[1]
+        assert not psutil.wait_procs(children, timeout=60)[1]
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)

@@ -41,7 +41,7 @@ def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
-def succeeded(command: list[str | Path], folder: Path) -> str:
+def run_successfully(command: list[str | Path], folder: Path) -> str:
     """Standard output of a program that must succeed."""
     done = run(command, folder)
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", copy / "src", symlinks=True, ignore=ignored)
     build = ["wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "dist", "."]
-    succeeded([sys.executable, "-m", "pip", *build], copy)
+    run_successfully([sys.executable, "-m", "pip", *build], copy)
     (built,) = (copy / "dist").glob("*.whl")
     return built
 
@@ -74,7 +74,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages,) = fresh.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     install = ["--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
-    succeeded([sys.executable, "-m", "pip", "--python", fresh / "bin" / "python", "install", *install], fresh)
+    run_successfully([sys.executable, "-m", "pip", "--python", fresh / "bin" / "python", "install", *install], fresh)
     return fresh / "bin"
 
 
@@ -101,23 +101,23 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel):
 @pytest.mark.slow
 def test_its_commands_run_in_a_fresh_environment(installed, tmp_path):
     where = "import marl_ray; print(marl_ray.__file__)"
-    assert succeeded([installed / "python", "-c", where], tmp_path).startswith(str(installed.parent))
+    assert run_successfully([installed / "python", "-c", where], tmp_path).startswith(str(installed.parent))
     program = installed / "marl-ray"
-    assert "Usage: marl-ray" in succeeded([program, "--help"], tmp_path)
-    assert "Train two teams" in succeeded([program, "demo", "--help"], tmp_path)
-    assert "mappo" in succeeded([program, "algorithms"], tmp_path)
-    schema = json.loads(succeeded([program, "config", "schema", "gateway"], tmp_path))
+    assert "Usage: marl-ray" in run_successfully([program, "--help"], tmp_path)
+    assert "Train two teams" in run_successfully([program, "demo", "--help"], tmp_path)
+    assert "mappo" in run_successfully([program, "algorithms"], tmp_path)
+    schema = json.loads(run_successfully([program, "config", "schema", "gateway"], tmp_path))
     assert "experiments" in schema["properties"]
     files = [ROOT / "serve/configs/gridworld_ab.yaml", ROOT / "cluster/kuberay/rayservice.yaml"]
-    assert "no findings" in succeeded([program, "lint", *files], tmp_path)
+    assert "no findings" in run_successfully([program, "lint", *files], tmp_path)
     config = ROOT / "jobs/configs/multigrid_mappo.yaml"
-    assert "gridworld-mappo" in succeeded([program, "train", config, "--dry-run"], tmp_path)
+    assert "gridworld-mappo" in run_successfully([program, "train", config, "--dry-run"], tmp_path)
 
 
 @pytest.mark.slow
 def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed, tmp_path):
     """Migrations, the pages of the gateway and of reports, and the programs that go into the sandbox."""
-    assert "'exposures'" in succeeded([installed / "python", "-c", MIGRATE], tmp_path)
+    assert "'exposures'" in run_successfully([installed / "python", "-c", MIGRATE], tmp_path)
     read = [
         "from marl_ray.drawing import read_stylesheet",
         "from marl_ray.serving.pages import render",
@@ -127,13 +127,13 @@ def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed
         "    (render.PAGES, 'base.html'), (report.PAGES, 'report.html')]) and read_stylesheet()",
         "assert bigcodebench.driver_source() and evalplus.driver_source()",
     ]
-    succeeded([installed / "python", "-c", "\n".join(read)], tmp_path)
+    run_successfully([installed / "python", "-c", "\n".join(read)], tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)  # the wheel's first run compiles all that numba compiles
 def test_it_submits_a_config_of_the_demo_as_a_job_as_the_demo_does(installed, tmp_path):
     short = ["train.total_steps=512", "train.env_copies=4", "evaluation.episodes=2", "resources.workers=1"]
-    log = succeeded([installed / "python", "-c", SUBMIT, f"storage={tmp_path}/runs", *short], tmp_path)
+    log = run_successfully([installed / "python", "-c", SUBMIT, f"storage={tmp_path}/runs", *short], tmp_path)
     assert "gridworld-mappo: best return" in log
     assert (tmp_path / "runs" / "gridworld-mappo" / "bundle" / "bundle.json").is_file()

@@ -17,7 +17,7 @@ from marl_ray.training.single_process import train_alone
 EPISODES = 2_000
 
 
-def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
+def train_run(folder: Path, lr: float) -> tuple[RunConfig, str]:
     """A run, and its last best bundle."""
     more = ["train.total_steps=1536", "train.env_copies=16", "hyper.epochs=4", "evaluation.every=0"]
     run = config(*more, f"hyper.lr={lr}")
@@ -29,8 +29,8 @@ def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
 def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(tmp_path, monkeypatch):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
     monkeypatch.setitem(ROLLOUT_SETTINGS, "outcome_window_s", 1.0)  # its episodes take a few hundredths of a second
-    _, ippo = trained(tmp_path / "ippo", 0.003)
-    run, mappo = trained(tmp_path / "mappo", 0.03)
+    _, ippo = train_run(tmp_path / "ippo", 0.003)
+    run, mappo = train_run(tmp_path / "mappo", 0.03)
     arms = {"ippo": {"bundle": ippo}, "mappo": {"bundle": mappo}}
     where = {"database": f"sqlite:///{tmp_path}/experiments.db", "spool": str(tmp_path / "spool")}
     keys = write_keys(tmp_path / "keys.yaml", ada=("admin", "inference", "outcomes"))

@@ -74,7 +74,7 @@ def curve(config: RunConfig) -> list[Metrics]:
     return toy_runs.timeless(train_alone(config))
 
 
-def stored(family: str) -> dict[str, Any]:
+def read_golden(family: str) -> dict[str, Any]:
     """The golden file of a family: `machine`, and `runs`, whose metrics are floats in hexadecimal."""
     loaded: dict[str, Any] = json.loads((FOLDER / f"{family}.json").read_text())
     return loaded

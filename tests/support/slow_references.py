@@ -66,7 +66,9 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor) -> 
     return torch.tensor([numbers[key] for key in keys]), len(numbers)
 
 
-def grouped(scores: Tensor, index: Tensor, include: Tensor, formula: GroupFormula, singleton: str = "zero") -> Tensor:
+def score_groups(
+    scores: Tensor, index: Tensor, include: Tensor, formula: GroupFormula, singleton: str = "zero"
+) -> Tensor:
     """`formula(own score, scores of the whole group)` for every row that counts."""
     numbers, groups, counts = scores.tolist(), index.tolist(), include.tolist()
     counted = [i for i in range(len(numbers)) if counts[i] and not math.isnan(numbers[i])]

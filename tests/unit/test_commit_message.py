@@ -75,7 +75,7 @@ def test_messages_that_are_refused(message, start):
 
 
 def ask(*arguments: str | Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=30)
+    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
 
 
 def test_git_calls_it_with_a_file_that_stays_as_it_is(tmp_path):

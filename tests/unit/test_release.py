@@ -38,13 +38,15 @@ def test_a_tag_of_another_version_is_refused(tag):
 
 
 def test_a_version_without_a_dated_section_is_refused():
-    with pytest.raises(ReleaseError, match=r"expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'"):
+    with pytest.raises(ReleaseError, match=r"^CHANGELOG\.md: expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'$"):
         notes("v0.2.0", SOURCES, CHANGELOG.replace("2027-01-31", "not yet released"))
 
 
 def test_a_release_leaves_no_change_unreleased():
     """The page of the release would not name it, and the package would have it."""
-    with pytest.raises(ReleaseError, match=r"expected nothing below '## \[Unreleased\]': v0\.2\.0 releases all of it"):
+    with pytest.raises(
+        ReleaseError, match=r"^CHANGELOG\.md: expected nothing below '## \[Unreleased\]': v0\.2\.0 releases all of it$"
+    ):
         notes("v0.2.0", SOURCES, CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Added\n\n- Later.\n"))
 
 

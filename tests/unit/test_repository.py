@@ -164,7 +164,7 @@ def test_the_night_asks_that_nine_tenths_of_the_lines_are_run():
     command = f'make coverage TESTS="{" ".join(folders)}" FLOOR=90'
     assert commands("nightly.yml", "coverage") == ["sudo make servers", command]
     assert f"\n{command} " in (ROOT / "docs/development.md").read_text()
-    dry = subprocess.run(["make", "-n", "coverage", "FLOOR=90"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    dry = subprocess.run(["make", "-n", "coverage", "FLOOR=90"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "coverage report --sort=cover --fail-under=90 " in dry.stdout
 
 
@@ -179,7 +179,7 @@ def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs, status
     )
     gh.chmod(0o700)
     names = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GH_REPO": "o/r", "GITHUB_REF_NAME": "v1.0.0"}
-    done = subprocess.run(["bash", "-e", "-c", first], env=names, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "-e", "-c", first], env=names, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "found none" in done.stderr) == (status, bool(status))
 
 

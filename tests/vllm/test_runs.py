@@ -1,13 +1,13 @@
 """Runs whose responses vLLM writes, in a process beside the worker or in actors of Ray."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
-from toys.texts import TWO_AGENTS, config, trained
+from toys.texts import TWO_AGENTS, config, train_rows
+from waiting import until
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
@@ -35,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def beside(checkpoints: Path) -> list[Metrics]:
     """The rows of a run whose engine is beside its only worker."""
-    return trained(str(checkpoints), ENGINE)
+    return train_rows(str(checkpoints), ENGINE)
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
@@ -142,14 +142,19 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
     )
     with ThreadPoolExecutor() as threads:
         running = threads.submit(train, run_config)
-        deadline = time.monotonic() + 240
-        while not (
-            names := [actor["name"] for actor in ray.util.list_named_actors(True) if " engine " in actor["name"]]
-        ) or not [*(tmp_path / run_config.name).glob("checkpoint_*/manifest.json")]:
-            assert time.monotonic() < deadline and not running.done()
-            time.sleep(0.2)
-        [namespace] = [actor["namespace"] for actor in ray.util.list_named_actors(True) if actor["name"] == names[0]]
-        ray.kill(ray.get_actor(names[0], namespace))
+
+        def engines() -> list[dict[str, str]]:
+            return [actor for actor in ray.util.list_named_actors(True) if " engine " in actor["name"]]
+
+        checkpoints = tmp_path / run_config.name
+        until(
+            lambda: running.done() or (engines() and [*checkpoints.glob("checkpoint_*/manifest.json")]),
+            "an engine and a checkpoint",
+            240,
+        )
+        assert not running.done(), "the run ended before its engine was killed"
+        [engine] = engines()
+        ray.kill(ray.get_actor(engine["name"], engine["namespace"]))
         outcome = running.result(timeout=240)
     restarts = [line for line in capsys.readouterr().err.splitlines() if "its workers start again from" in line]
     assert len(restarts) == 1

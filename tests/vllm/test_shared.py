@@ -58,7 +58,7 @@ def requests(count: int = 4, tokens: int = 12) -> list[TextRequest]:
     ]
 
 
-async def written(arm: TextBatcher, request: TextRequest) -> list[ResponseChunk]:
+async def write(arm: TextBatcher, request: TextRequest) -> list[ResponseChunk]:
     reply, pieces = arm.write(request), []
     try:
         while not pieces or pieces[-1].finish is None:
@@ -77,7 +77,7 @@ def ids_of(pieces: list[ResponseChunk]) -> list[int]:
 async def all_written(arms: dict[str, TextBatcher], tokens: int = 12) -> dict[str, list[list[ResponseChunk]]]:
     """By arm the pieces of each response; all are asked for at once."""
     bodies = requests(tokens=tokens)
-    answers = await asyncio.gather(*(written(arm, body) for arm in arms.values() for body in bodies))
+    answers = await asyncio.gather(*(write(arm, body) for arm in arms.values() for body in bodies))
     return {name: answers[place * len(bodies) :][: len(bodies)] for place, name in enumerate(arms)}
 
 
@@ -111,16 +111,16 @@ def test_two_adapters_stream_out_of_the_same_steps_of_one_process(arms, bundles,
             check_scores(bundles[name], request, pieces)
     assert together["one"][0] != together["two"][0]
     for name, arm in arms.items():
-        alone = asyncio.run(written(arm, requests(tokens=24)[0]))
+        alone = asyncio.run(write(arm, requests(tokens=24)[0]))
         assert ids_of(alone) == ids_of(together[name][0])
 
 
 def test_an_arm_that_comes_and_goes_disturbs_nobody(arms, bundles, tmp_path):
-    expected = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
+    expected = asyncio.run(write(arms["one"], requests(1, tokens=50)[0]))
     pid = process_of(arms["one"]).pid
 
     async def body() -> list[ResponseChunk]:
-        writing = asyncio.create_task(written(arms["one"], requests(1, tokens=50)[0]))
+        writing = asyncio.create_task(write(arms["one"], requests(1, tokens=50)[0]))
         third = await asyncio.to_thread(arm_of, lora_bundle(tmp_path, 3))
         reply = third.write(requests(1, tokens=50)[0])
         assert isinstance(await reply.next(), ResponseChunk)
@@ -160,13 +160,13 @@ def test_all_responses_fail_with_their_process_once_and_the_next_are_written_by_
 
 def test_a_prompt_that_vllm_refuses_is_its_arms_affair(arms):
     async def body() -> list[ResponseChunk]:
-        writing = asyncio.create_task(written(arms["one"], requests(1, tokens=50)[0]))
+        writing = asyncio.create_task(write(arms["one"], requests(1, tokens=50)[0]))
         decoder = arms["two"].batch("writer").engine.decoder()
         with pytest.raises(EngineRefusedError, match="64"):
             await asyncio.to_thread(decoder.add, [Prompt((1, 2), 0), Prompt(tuple(range(1, 90)), 1)], 0, WARM_UP)
         return await writing
 
-    expected = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
+    expected = asyncio.run(write(arms["one"], requests(1, tokens=50)[0]))
     assert ids_of(asyncio.run(body())) == ids_of(expected)
     assert asyncio.run(all_written(arms))
 

@@ -1,6 +1,7 @@
 """The commands of clusters on a small real Kubernetes: every recorded story, and days on which the API is not well."""
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import yaml
 from kube.kubox import URL, kubeconfig, kubox, make_trouble, play
 from kube.stories import STORIES, kind_of
 from processes.command_line import keys_of, marl_ray
+from waiting import until
 
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
@@ -95,8 +97,7 @@ def test_a_wait_outlives_what_happens_to_the_api(cluster, bad_day):
     player = threading.Thread(target=play, args=(cluster, story, 0.03))
     worse = threading.Thread(target=lambda: [make_trouble(bad_day) or time.sleep(0.5) for _ in range(4)])
     player.start()
-    while marl_ray("cluster", "status", resource_of(story)).returncode:
-        time.sleep(0.1)
+    until(lambda: marl_ray("cluster", "status", resource_of(story)).returncode == 0, "the job to be there")
     worse.start()
     waited = marl_ray("cluster", "wait", resource_of(story), "--timeout-s", "40")
     player.join()
@@ -217,9 +218,14 @@ def test_the_log_of_a_submitter_is_followed_to_its_end(cluster):
             "spec": {"restartPolicy": "Never", "containers": [container]},
         },
     )
-    while (shown := marl_ray("cluster", "logs", "rayjob/logged", "--follow")).returncode:
-        assert "no pod that submits it" in shown.stderr, shown
-        time.sleep(0.1)
+
+    def logs() -> subprocess.CompletedProcess[str] | None:
+        """Return what the command shows; None while no pod submits the job."""
+        shown = marl_ray("cluster", "logs", "rayjob/logged", "--follow")
+        assert shown.returncode == 0 or "no pod that submits it" in shown.stderr, shown
+        return shown if shown.returncode == 0 else None
+
+    shown = until(logs, "the pod that submits the job")
     assert shown.stdout.splitlines() == ["line 1", "line 2", "line 3"]
     resources.delete(cluster, "RayJob", "logged")
 
@@ -279,8 +285,7 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
         marl_ray("cluster", "delete", resource_of(name))
 
     def once_there() -> None:
-        while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is None:
-            time.sleep(0.05)
+        until(lambda: resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is not None, "the job's files")
         play(cluster, story, 0.01)
 
     player = threading.Thread(target=once_there)
@@ -304,10 +309,10 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
         marl_ray("submit", "train", "jobs/configs/multigrid_mappo.yaml", "--kuberay", CLUSTER).returncode == 2
     )  # storage
     assert marl_ray("cluster", "delete", f"rayjob/{story}").returncode == 0
-    end = time.monotonic() + 10
-    while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is not None:
-        assert time.monotonic() < end, "the job's files outlive it"
-        time.sleep(0.1)
+    until(
+        lambda: resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is None,
+        "the end of the deleted job's files",
+    )
 
 
 @pytest.mark.parametrize("storage", ["/var/runs", "/tmp/runs", "file:///elsewhere"])

@@ -106,7 +106,7 @@ def _is_running(pid: int, started: float) -> bool:
 @pytest.mark.parametrize("path", ["/api/jobs/", "/api/serve/applications/", "/nodes?view=summary"])
 def test_the_dashboard_asks_for_the_token(ray_cluster, path):
     def status(**headers: str) -> int:
-        return httpx.get(ray_cluster.dashboard_url + path, headers=headers, timeout=30).status_code
+        return httpx.get(ray_cluster.dashboard_url + path, headers=headers, timeout=60).status_code
 
     assert status() == 401
     assert status(Authorization="Bearer wrong") == 403

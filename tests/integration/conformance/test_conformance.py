@@ -59,7 +59,7 @@ def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differ
     assert "ok      refusals: " in bad.output
 
 
-def test_truth_of_the_smallest_game_by_hand():
+def test_the_smallest_game_has_the_truth_that_is_computed_by_hand():
     """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
     uniform = [[[0.5, 0.5]] * STATE_COUNT]
     j, first, second = truth.expected_returns(GameRules(), uniform, truth.zero_sums())

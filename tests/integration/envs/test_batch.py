@@ -247,7 +247,7 @@ class Pointing(Scripted):
         return {"a": np.ones((2, 2))}, {"a": actions["a"].sum()}, {"a": False}, {"a": True}, {}
 
 
-def scripted(infos: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **options: Any) -> EnvBatch:
+def make_scripted(infos: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **options: Any) -> EnvBatch:
     kwargs = {"infos": infos or {}, "after": after or {}}
     return make_batch(EnvConfig(id="test_batch:Scripted", kwargs=kwargs), 2, [["b"], ["a"]], **options)
 
@@ -256,8 +256,8 @@ def play(batch: EnvBatch, b: int = 1, a: int = 2) -> BatchStep:
     return batch.step([np.array([[b], [b]]), np.array([[a], [a]])])
 
 
-def test_agents_that_leave_early():
-    batch = scripted()
+def test_agents_that_leave_early_are_not_alive_and_earn_nothing():
+    batch = make_scripted()
     rows = [np.full((2, 1, 1), 9, np.int8) for _ in range(2)]
     assert not batch.alive.any() and not play(batch).rewards.any()
     batch.reset(1, 0)
@@ -279,8 +279,10 @@ def test_agents_that_leave_early():
 
 
 def test_action_masks_are_arrays_of_the_agents_that_send_some():
-    assert scripted().action_masks == [None, None]
-    batch = scripted({"b": {"action_mask": np.array([1, 0, 1], np.int8)}}, {"a": {"action_mask": [True, False, False]}})
+    assert make_scripted().action_masks == [None, None]
+    batch = make_scripted(
+        {"b": {"action_mask": np.array([1, 0, 1], np.int8)}}, {"a": {"action_mask": [True, False, False]}}
+    )
     batch.reset(0, 0)
     (of_b, of_a) = batch.action_masks
     assert of_a is None and of_b is not None and of_b.dtype == bool
@@ -294,7 +296,7 @@ def test_action_masks_are_arrays_of_the_agents_that_send_some():
 @pytest.mark.parametrize("mask", [[1, 0], [0, 0, 0], "all", [0.5, 0.5, 0.0]])
 def test_wrong_masks_are_named(mask):
     with pytest.raises(MarlRayError, match=r'infos\["action_mask"\] of b .*expected 3 flags'):
-        scripted({"b": {"action_mask": mask}}).reset(0, 0)
+        make_scripted({"b": {"action_mask": mask}}).reset(0, 0)
 
 
 def test_a_cost_is_a_number_or_one_for_each_signal():
@@ -306,7 +308,7 @@ def test_a_cost_is_a_number_or_one_for_each_signal():
         (2, (1, 0.5), [1, 0.5]),
         (2, np.array([0, 4]), [0, 4]),
     ]:
-        batch = scripted(after={"b": {"cost": cost}}, signals=signals)
+        batch = make_scripted(after={"b": {"cost": cost}}, signals=signals)
         batch.reset(0, 0)
         costs = play(batch).costs
         assert costs.shape == (2, 2, signals) and costs.dtype == np.float32
@@ -325,7 +327,7 @@ def test_a_cost_is_a_number_or_one_for_each_signal():
     ],
 )
 def test_wrong_costs_are_named(signals, cost, expected):
-    batch = scripted(after={"b": {"cost": cost}}, signals=signals)
+    batch = make_scripted(after={"b": {"cost": cost}}, signals=signals)
     batch.reset(0, 0)
     with pytest.raises(MarlRayError, match=rf'infos\["cost"\] of b is {expected}') as caught:
         play(batch)

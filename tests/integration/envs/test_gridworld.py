@@ -98,7 +98,7 @@ def test_gridworlds_keep_pettingzoos_contract(env_id):
         parallel_seed_test(lambda: build(env_id, **kwargs), num_cycles=40)
 
 
-def test_spaces_and_types():
+def test_spaces_and_types_are_those_of_the_parallel_api():
     env = build(EMPTY, agents=2)
     space = env.observation_space("agent_0")
     assert space.nvec.tolist() == [11, 6, 4] * 49 + [4] and space.dtype == np.int8
@@ -195,7 +195,7 @@ def test_an_agent_in_the_way_is_a_collision():
     assert [i["cost"] for i in env.step({"agent_0": DONE, "agent_1": FORWARD})[4].values()] == [0.0, 2.0]
 
 
-def test_render_and_close():
+def test_a_picture_changes_no_episode_and_is_none_without_a_render_mode():
     env = build(EMPTY, agents=2, render_mode="rgb_array")
     before, _ = env.reset(seed=0)
     picture = env.render()

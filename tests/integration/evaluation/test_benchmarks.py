@@ -42,7 +42,7 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
-def judged(pool: Pool, problem: Problem, text: str, kind="solution", timeout_s=3.0):
+def judge(pool: Pool, problem: Problem, text: str, kind="solution", timeout_s=3.0):
     """Passed, by mode, and the whole result."""
     job = ScoringJob("sample", Sample(problem, 0, ModelAnswer(kind, text)), problem.modes, timeout_s)
     row = score(pool, job)
@@ -58,7 +58,7 @@ def test_references_pass_in_every_mode_they_can_be_judged_in(pool, name):
     for problem in problems(name).values():
         if problem.task_id in ("1_B. Any", "BigCodeBench/1", "Mbpp/12"):  # many right answers; needs pandas; see below
             continue
-        verdicts = [judged(pool, problem, reference)[0] for reference in problem.references]
+        verdicts = [judge(pool, problem, reference)[0] for reference in problem.references]
         assert not verdicts or all(verdicts[-1].values())
 
 
@@ -73,7 +73,7 @@ def test_a_humaneval_program_is_the_prompt_the_sample_the_test_and_the_check(poo
             "Sure!\n```python\ndef total(numbers):\n    return sum(n for n in numbers if n % 2 == 0)\n```\nDone.",
         ),
     ):
-        assert judged(pool, problem, text, kind)[0] == BOTH
+        assert judge(pool, problem, text, kind)[0] == BOTH
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_humaneval_program_is_the_prompt_the_sample_the_test_and_the_check(poo
     ],
 )
 def test_what_fails_has_the_official_words(pool, body, official, hardened):
-    passed, row = judged(pool, problems("humaneval")["own/0"], body, "completion", timeout_s=0.5)
+    passed, row = judge(pool, problems("humaneval")["own/0"], body, "completion", timeout_s=0.5)
     assert passed == NEITHER
     assert row["official"]["result"].startswith(official)
     assert row["hardened"]["result"].startswith(hardened), row
@@ -109,28 +109,28 @@ FRAMES = """    import sys
 
 @pytest.mark.parametrize("body", [EQUAL, FRAMES], ids=["always equal", "walks frames"])
 def test_a_forged_official_pass_is_a_suspected_hack(pool, body):
-    passed, row = judged(pool, problems("humaneval")["own/0"], body, "completion")
+    passed, row = judge(pool, problems("humaneval")["own/0"], body, "completion")
     assert passed == {"official": True, "hardened": False} and row["suspected_hack"]
 
 
 def test_functions_that_the_official_guard_takes_away_fail_in_official_mode_alone(pool):
     body = "    import os\n    os.getcwd()\n    return sum(n for n in numbers if n % 2 == 0)"
-    passed, row = judged(pool, problems("humaneval")["own/0"], body, "completion")
+    passed, row = judge(pool, problems("humaneval")["own/0"], body, "completion")
     assert passed == {"official": False, "hardened": True} and row["suspected_hack"]
 
 
 def test_answers_without_a_complete_block_and_oversized_programs_are_not_run(pool):
     problem = problems("humaneval")["own/0"]
-    passed, row = judged(pool, problem, "```python\ndef total", "output")
+    passed, row = judge(pool, problem, "```python\ndef total", "output")
     assert passed == NEITHER and row["official"]["result"] == "no code" and row["extracted"] is None
     assert row["raw"] == "```python\ndef total"
-    passed, row = judged(pool, problem, "#" * (MAX_SOURCE_BYTES + 1))
+    passed, row = judge(pool, problem, "#" * (MAX_SOURCE_BYTES + 1))
     assert passed == NEITHER and row["hardened"]["result"] == "too large"
 
 
 def test_a_program_of_ten_megabytes_has_an_ordinary_verdict(pool):
     text = "    return sum(n for n in numbers if n % 2 == 0)\n#" + "x" * 10_000_000
-    assert judged(pool, problems("humaneval")["own/0"], text, "completion", timeout_s=20.0)[0] == BOTH
+    assert judge(pool, problems("humaneval")["own/0"], text, "completion", timeout_s=20.0)[0] == BOTH
 
 
 def test_the_mbpp_prompt_is_the_papers_with_problems_2_3_and_4():
@@ -147,13 +147,13 @@ def test_the_mbpp_prompt_is_the_papers_with_problems_2_3_and_4():
 def test_an_mbpp_completion_ends_at_the_stop_word(pool):
     problem = problems("mbpp")["Mbpp/3"]
     text = "def vowels(text):\n    return sum(map(text.count, 'aeiou'))\n[DONE]\nYou are an expert"
-    assert judged(pool, problem, text, "completion")[0] == BOTH
+    assert judge(pool, problem, text, "completion")[0] == BOTH
 
 
 def test_mbpp_tests_that_hand_over_objects_are_left_to_the_official_mode(pool):
     data = load_problems(benchmark("mbpp"), str(FIXTURES / "mbpp.jsonl"), sha256=ANY_DIGEST)
     problem = problems("mbpp")["Mbpp/12"]
-    passed, row = judged(pool, problem, problem.references[0])
+    passed, row = judge(pool, problem, problem.references[0])
     assert passed == {"official": True, "hardened": False}
     assert row["hardened"]["result"].startswith("fail:nonbuiltin: argument of type Link")
     assert all(problem.modes == ("official", "hardened") for problem in data.problems)
@@ -204,7 +204,7 @@ def test_mbpp_splits_are_the_papers():
 )
 def test_evalplus_has_a_base_and_a_plus_score_in_both_modes(pool, task_id, code, base, plus):
     name = "humaneval_plus" if task_id.startswith("HumanEval") else "mbpp_plus"
-    passed, row = judged(pool, problems(name)[task_id], code)
+    passed, row = judge(pool, problems(name)[task_id], code)
     assert passed == {"official": plus, "hardened": plus}, row
     assert {mode: row[mode]["scores"] for mode in passed} == {mode: {"base": base} for mode in passed}, row
     assert not row["suspected_hack"]
@@ -212,14 +212,14 @@ def test_evalplus_has_a_base_and_a_plus_score_in_both_modes(pool, task_id, code,
 
 def test_evalplus_continues_its_prompt_and_takes_solutions_alone(pool):
     problem = problems("humaneval_plus")["HumanEval/900"]
-    assert judged(pool, problem, "    return sum(numbers) / len(numbers)\n", "completion")[0] == BOTH
-    assert judged(pool, problem, "def mean(xs: List[float]):\n    return sum(xs) / len(xs)\n")[0] == NEITHER
+    assert judge(pool, problem, "    return sum(numbers) / len(numbers)\n", "completion")[0] == BOTH
+    assert judge(pool, problem, "def mean(xs: List[float]):\n    return sum(xs) / len(xs)\n")[0] == NEITHER
 
 
 @pytest.mark.parametrize("body", [EQUAL, FRAMES], ids=["always equal", "walks frames"])
 def test_hardened_evalplus_is_not_forged(pool, body):
     body = body.replace('"result"', '"output"').replace('frame.f_locals["output"].append("passed")', "pass")
-    passed, _ = judged(pool, problems("humaneval_plus")["HumanEval/900"], body, "completion")
+    passed, _ = judge(pool, problems("humaneval_plus")["HumanEval/900"], body, "completion")
     assert not passed["hardened"]
 
 
@@ -296,21 +296,21 @@ for fd in range(64):
     ],
 )
 def test_bigcodebench_verdicts_and_what_the_guards_catch(pool, code, official, hardened):
-    passed, row = judged(pool, problems("bigcodebench-complete")["BigCodeBench/0"], HEAD + code, timeout_s=2.0)
+    passed, row = judge(pool, problems("bigcodebench-complete")["BigCodeBench/0"], HEAD + code, timeout_s=2.0)
     assert passed == {"official": official, "hardened": hardened}, row
     assert row["suspected_hack"] is (official != hardened)
 
 
 def test_bigcodebench_flags_what_looks_at_its_judge(pool):
-    _, row = judged(pool, problems("bigcodebench-complete")["BigCodeBench/0"], HEAD + RIGHT + "# sys._getframe")
+    _, row = judge(pool, problems("bigcodebench-complete")["BigCodeBench/0"], HEAD + RIGHT + "# sys._getframe")
     assert row["hardened"]["passed"] and row["hardened"]["flags"] == ("_getframe",)
 
 
 def test_codecontests_runs_all_tests_with_a_regular_file_as_stdin(pool):
     problem = problems("codecontests")["1_A. Sums"]
     assert isinstance(problem, ContestProblem) and len(problem.tests) == 3
-    assert judged(pool, problem, problem.references[1])[0] == BOTH
-    passed, row = judged(pool, problem, problem.references[0])  # reads stdin by its size; floats are one test too many
+    assert judge(pool, problem, problem.references[1])[0] == BOTH
+    passed, row = judge(pool, problem, problem.references[0])  # reads stdin by its size; floats are one test too many
     assert passed == NEITHER and row["official"]["result"] == "test 3 of 3: exit"
 
 
@@ -326,14 +326,14 @@ def test_codecontests_runs_all_tests_with_a_regular_file_as_stdin(pool):
     ],
 )
 def test_codecontests_hardened_also_wants_a_good_end(pool, program, official, hardened):
-    passed, row = judged(pool, problems("codecontests")["1_C. Yes"], program)
+    passed, row = judge(pool, problems("codecontests")["1_C. Yes"], program)
     assert passed == {"official": official, "hardened": hardened}
     assert row["suspected_hack"] is (official != hardened)
 
 
 def test_sandboxfusions_sample_format_is_read(pool):
     problem = problems("codecontests", file="sandboxfusion.jsonl")["echo"]
-    assert judged(pool, problem, "print(input())")[0] == BOTH
+    assert judge(pool, problem, "print(input())")[0] == BOTH
 
 
 def shared(name: str) -> str:

@@ -30,7 +30,7 @@ HUMANEVAL = ["--benchmark", "humaneval", "--data", str(FIXTURES / "humaneval.jso
 SAMPLES = str(FIXTURES / "humaneval_samples.jsonl")
 
 
-def evaluated(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run_evaluate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return marl_ray("evaluate", *arguments)
 
 
@@ -52,7 +52,7 @@ def shared(name: str) -> Path:
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fixture's samples, scored in one process."""
     out = tmp_path_factory.mktemp("scored") / "out"
-    done = evaluated(*HUMANEVAL, "--samples", SAMPLES, "--out", out, "--k", "1,6", "--local")
+    done = run_evaluate(*HUMANEVAL, "--samples", SAMPLES, "--out", out, "--k", "1,6", "--local")
     assert done.returncode == 0, done.stderr
     assert "official  pass@1    0.5833333333333333" in done.stdout
     return out
@@ -78,7 +78,7 @@ def test_raw_and_extracted_code_are_both_in_the_results(scored, tmp_path):
     answer = "Here:\n```python\ndef total(numbers):\n    return sum(n for n in numbers if n % 2 == 0)\n```\nThe end."
     rows = [{"task_id": "own/0", "output": answer}, {"task_id": "own/1", "output": "I do not know."}]
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = evaluated(*HUMANEVAL, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
+    done = run_evaluate(*HUMANEVAL, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
     assert done.returncode == 0, done.stderr
     first, second = sorted(results(tmp_path / "out"), key=lambda row: row["task_id"])
     assert first["raw"] == answer and first["extracted"] == answer.split("```")[1].removeprefix("python\n")
@@ -114,7 +114,7 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path):
     before = (tmp_path / "out/results.jsonl").read_bytes()
     before = before[: before.rfind(b"\n") + 1]
     assert 3 <= before.count(b"\n") < 41 and not (tmp_path / "out/report.json").exists()
-    done = evaluated(*arguments)
+    done = run_evaluate(*arguments)
     assert done.returncode == 0, done.stderr
     after = (tmp_path / "out/results.jsonl").read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 41
@@ -123,7 +123,7 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path):
 
 def test_a_finished_evaluation_is_not_run_again(scored, tmp_path):
     shutil.copytree(scored, tmp_path / "out")
-    done = evaluated(*HUMANEVAL, "--samples", SAMPLES, "--out", tmp_path / "out", "--k", "1", "--local")
+    done = run_evaluate(*HUMANEVAL, "--samples", SAMPLES, "--out", tmp_path / "out", "--k", "1", "--local")
     assert done.returncode == 0 and results(tmp_path / "out") == results(scored)
     assert list(report(tmp_path / "out")["scores"]["official"]) == ["pass@1"]
 
@@ -148,7 +148,7 @@ def test_a_finished_evaluation_is_not_run_again(scored, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, message, tmp_path):
-    done = evaluated(*arguments, "--out", tmp_path / "out", "--local")
+    done = run_evaluate(*arguments, "--out", tmp_path / "out", "--local")
     assert done.returncode == 2 and done.stderr.startswith("marl-ray: ") and len(done.stderr.splitlines()) == 1
     assert message in done.stderr and not (tmp_path / "out").exists()
 
@@ -168,10 +168,10 @@ def test_the_folder_of_another_benchmark_is_refused_and_kept(scored):
         {"task_id": "double", "solution": "print(4)"},
     ]
     (scored.parent / "own_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = evaluated(*options, "--out", scored, "--local")
+    done = run_evaluate(*options, "--out", scored, "--local")
     assert done.returncode == 2 and "holds an evaluation with benchmark 'humaneval', not 'jsonl'" in done.stderr
     assert (scored / "results.jsonl").read_bytes() == before
-    done = evaluated(*options, "--out", scored.parent / "own", "--local")
+    done = run_evaluate(*options, "--out", scored.parent / "own", "--local")
     assert done.returncode == 0 and "hardened  pass@1    0.5 " in done.stdout
 
 
@@ -193,7 +193,7 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
     rows.append({"task_id": "1_C. Yes", "solution": "print('no')"})
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--benchmark", "codecontests", "--data", FIXTURES / "codecontests.jsonl", "--sha256", "any"]
-    done = evaluated(*data, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
+    done = run_evaluate(*data, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
     assert done.returncode == 0, done.stderr
     summary = report(tmp_path / "out")
     assert summary["filtered"] == ["1_B. Any"] and summary["without_reference"] == 1
@@ -239,7 +239,7 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
 
 def test_the_official_example_file_has_the_official_score(tmp_path):
     data, samples = shared("example_problem.jsonl"), shared("example_samples.jsonl")
-    done = evaluated("--benchmark", "humaneval", "--data", data, "--samples", samples, "--out", tmp_path, "--local")
+    done = run_evaluate("--benchmark", "humaneval", "--data", data, "--samples", samples, "--out", tmp_path, "--local")
     assert done.returncode == 0, done.stderr
     assert report(tmp_path)["scores"]["official"]["pass@1"]["value"] == 0.4999999999999999
 
@@ -261,7 +261,7 @@ def test_all_official_references_pass(tmp_path, name, file, not_built_in, not_ju
         for problem in problems:
             samples.write(json.dumps({"task_id": problem.task_id, "solution": problem.references[0]}) + "\n")
     arguments = ["--benchmark", name, "--data", path, "--samples", tmp_path / "s.jsonl.gz", "--out", tmp_path / "out"]
-    done = evaluated(*arguments, "--local", "--timeout", "20")
+    done = run_evaluate(*arguments, "--local", "--timeout", "20")
     assert done.returncode == 0, done.stderr
     summary = report(tmp_path / "out")
     assert summary["scores"]["official"]["pass@1"] == {"value": 1.0, "low": 1.0, "high": 1.0}

@@ -24,7 +24,7 @@ QUESTIONS = (
 )
 
 
-def bounded() -> dict:
+def bounded_config() -> dict:
     rail = {"name": "cost", "winsorize": [-1.0, 1.0], "missing": 9.0}
     return config(a=1, b=1) | {"bounds": [0.0, 2.0], "guardrails": [rail], "outcome_window_s": 100.0}
 
@@ -32,12 +32,12 @@ def bounded() -> dict:
 def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
     monkeypatch.setattr(judged_units, "MAX_UNITS", 7)
     stores, late = (open_stores(url, Clock(NOW)) for _ in range(2))
-    stores.experiments.open("exp", bounded())
+    stores.experiments.open("exp", bounded_config())
     rng = np.random.default_rng(0)
     tests = {question: BettingTest(question.claim) for question in QUESTIONS}
     for part, share in enumerate((0.5, 0.5, 0.9)):
         if part == 2:  # other weights
-            stores.experiments.open("exp", bounded() | {"arms": config(a=1, b=9)["arms"]})
+            stores.experiments.open("exp", bounded_config() | {"arms": config(a=1, b=9)["arms"]})
         epoch = stores.experiments.read("exp").epoch
         names = sorted(f"{'zyx'[part]}{k}" for k in range(25))
         arms = ["b" if rng.random() < share else "a" for _ in names]
@@ -77,7 +77,7 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
 
 
 def test_an_interrupted_look_bets_on_nothing_twice(stores, monkeypatch):
-    stores.experiments.open("exp", bounded())
+    stores.experiments.open("exp", bounded_config())
     epoch = stores.experiments.read("exp").epoch
     arms = "ab" * 20
     stores.units.record_exposures(
@@ -100,7 +100,7 @@ def test_an_interrupted_look_bets_on_nothing_twice(stores, monkeypatch):
 
 
 def test_values_outside_bounds_are_refused_and_others_kept_as_they_came(stores):
-    stores.experiments.open("exp", bounded())
+    stores.experiments.open("exp", bounded_config())
     epoch = stores.experiments.read("exp").epoch
     stores.units.record_exposures([Exposure("exp", unit, Assignment("a", epoch, 0.5), 0.0) for unit in "uvw"])
     results = stores.units.record("exp", [Report("u", {"outcome": 2.5}), Report("v", {"outcome": 2.0, "cost": 50.0})])
@@ -126,7 +126,7 @@ def test_arrivals_are_counted_by_arm_since_a_moment(stores):
 
 
 def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(stores):
-    stores.experiments.open("exp", bounded())
+    stores.experiments.open("exp", bounded_config())
     act(stores, Action.PAUSE)
     epoch = stores.experiments.read("exp").epoch
     stores.units.record_exposures([Exposure("exp", f"u{k}", Assignment("a", epoch, 1.0), 0.0) for k in range(9)])
@@ -137,7 +137,7 @@ def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(stores):
 
 
 def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(stores):
-    stores.experiments.open("exp", bounded())
+    stores.experiments.open("exp", bounded_config())
     test, plain, high = BettingTest(QUESTIONS[2].claim), QUESTIONS[0], QUESTIONS[2]
     for silent, name in ((None, "u"), (3, "v"), (None, "w")):
         units = [f"{name}{k}" for k in range(10)]

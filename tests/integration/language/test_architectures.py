@@ -1,7 +1,7 @@
 """Every causal language model that transformers builds from a config is sampled from rightly, or refused by name."""
 
 import pytest
-from toy_models.architectures import ARCHITECTURES, sampled, scored, tiny_lm
+from toy_models.architectures import ARCHITECTURES, sampling_error, scoring_error, tiny_lm
 
 from marl_ray.config import engine_spec
 from marl_ray.policies.engines.models.architectures import DECODED_TYPES, MODEL_TYPES, PAGED_TYPES, SCORED_TYPES
@@ -19,18 +19,18 @@ def test_what_is_sampled_has_the_log_probs_of_a_full_pass(architecture):
         assert not known, f"{architecture} is allowed for {known}, but is not checked: {error}"
         pytest.skip(f"none is built: {error}")
     if architecture in SCORED_TYPES:
-        assert scored(lm) < TOLERANCE
+        assert scoring_error(lm) < TOLERANCE
     for engine in ("torch", "transformers"):
         if architecture in MODEL_TYPES[engine_spec(engine).architectures]:
-            assert sampled(lm, engine) < TOLERANCE
+            assert sampling_error(lm, engine) < TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_neox", "mixtral", "bloom", "opt"])
 def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
     lm = tiny_lm(architecture)
-    assert architecture in DECODED_TYPES and scored(lm) < TOLERANCE and sampled(lm, "torch") < TOLERANCE
+    assert architecture in DECODED_TYPES and scoring_error(lm) < TOLERANCE and sampling_error(lm, "torch") < TOLERANCE
     if architecture in PAGED_TYPES:
-        assert sampled(lm, "transformers") < TOLERANCE
+        assert sampling_error(lm, "transformers") < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
 )
 def test_logits_are_shaped_as_the_architecture_shapes_them(architecture):
     """Granite divides by `logits_scaling` and HyperCLOVA X multiplies; MPT has a `logit_scale` that it does not read."""
-    assert scored(tiny_lm(architecture)) < TOLERANCE
+    assert scoring_error(tiny_lm(architecture)) < TOLERANCE

@@ -97,7 +97,7 @@ def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path):
     assert sum(step["generator"] for step in play(env, *texts)) == pytest.approx(0.25)  # one hidden test
 
 
-def test_the_generator_alone(tmp_path):
+def test_a_generator_without_a_reviewer_repairs_by_the_tests_results(tmp_path):
     env = team(tmp_path, reviewer=False, turns=3, repair_prompt="{task}|{tests}|{code}|{result}|{review}")
     assert env.possible_agents == ["generator"]
     env.reset(options={"index": 0})

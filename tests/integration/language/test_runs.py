@@ -6,7 +6,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from processes.two_workers import two_workers
-from toys.texts import TWO_AGENTS, config, trained
+from toys.texts import TWO_AGENTS, config, train_rows
 
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.loading import load_bundle
@@ -34,7 +34,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster, tmp_pat
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
     unbroken, died = run(tmp_path / "died-run", TWO, *more)
     assert marker.exists()
-    calm = two_workers(trained, str(tmp_path / "calm"), TWO, WARM, *more)
+    calm = two_workers(train_rows, str(tmp_path / "calm"), TWO, WARM, *more)
     for key in ("return", "policy_loss", "a/response_tokens", "eval/return", "eval/pass_at_2"):
         expected = {row["steps"]: row[key] for row in calm if key in row}
         assert MlflowRun(unbroken, died.run_id).history(key) == [*expected.items()] and expected, key
@@ -78,7 +78,7 @@ def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(r
 @pytest.mark.long
 def test_an_engine_of_ones_own_in_actors_writes_what_it_writes_in_the_worker(ray_cluster, tmp_path):
     engine = "team.speaker.generation.engine=toys.engines:Plain"
-    beside = trained(str(tmp_path / "beside"), engine)
+    beside = train_rows(str(tmp_path / "beside"), engine)
     run_config = config(f"storage={tmp_path}", "tracking.progress=false", engine, "resources.engines=2")
     check_run(run_config)
     outcome = train(run_config)

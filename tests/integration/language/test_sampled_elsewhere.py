@@ -38,7 +38,7 @@ def test_a_run_and_its_bundle_are_those_of_workers_with_whole_copies(tmp_path, n
     rows, folders = [], []
     for kind, more in (("whole", []), ("elsewhere", [ELSEWHERE])):
         folders.append(tmp_path / kind)
-        rows.append(two_workers(texts.trained, str(folders[-1]), *overrides, *more))
+        rows.append(two_workers(texts.train_rows, str(folders[-1]), *overrides, *more))
     for usual, elsewhere in zip(*map(timeless, rows), strict=True):
         assert elsewhere.pop("engine/log_prob_gap", 0.0) < 1e-5
         assert elsewhere == pytest.approx(usual, abs=1e-5)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes.two_workers import two_workers, workers
-from toy_models.stored import loading_peaks, peaks, read_alike, refused_together
+from toy_models.stored import loading_peaks, peaks, read_alike, refuse_together
 from toy_models.tokens import LORA, responses, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -26,25 +26,25 @@ SHAPE = {
 """A model of 134.5 million weights (the sizes of SmolLM2-135M)."""
 
 
-def saved(folder: Path, shards: str = "10GB") -> str:
+def save_model(folder: Path, shards: str = "10GB") -> str:
     tiny().lm.save_pretrained(folder, max_shard_size=shards)
     byte_tokenizer(64).save_pretrained(folder)
     return str(folder)
 
 
 def test_two_workers_read_their_shards_alone(tmp_path):
-    two_workers(read_alike, saved(tmp_path), [{}, {"lora": LORA, "dtype": "bf16"}], responses())
+    two_workers(read_alike, save_model(tmp_path), [{}, {"lora": LORA, "dtype": "bf16"}], responses())
 
 
 def test_groups_of_workers_read_the_shards_of_their_own_mesh(tmp_path):
-    workers(4, read_alike, saved(tmp_path), [{}], responses(), 2)
+    workers(4, read_alike, save_model(tmp_path), [{}], responses(), 2)
 
 
 def test_a_broken_file_of_one_worker_is_every_workers_error(tmp_path):
-    folders = [saved(tmp_path / name, "100KB") for name in ("sound", "broken")]
+    folders = [save_model(tmp_path / name, "100KB") for name in ("sound", "broken")]
     last = max(Path(folders[1]).glob("*.safetensors"))
     last.write_bytes(last.read_bytes()[:-10])
-    message = two_workers(refused_together, folders)
+    message = two_workers(refuse_together, folders)
     assert message.startswith(f"worker 1: model.path '{folders[1]}' is no causal language model: {last.name}: ")
     assert "\n" not in message
 

@@ -69,7 +69,7 @@ def test_a_script_runs_as_the_interpreter_runs_it(pool, name):
     assert ran.status == (Status.EXIT if peer.returncode else Status.OK)
 
 
-def test_files_and_the_folder(pool):
+def test_a_program_reads_its_files_and_files_beyond_its_folder_are_refused(pool):
     ran = pool.run(
         "import os, helper\nprint(sorted(os.listdir()), helper.x, open('a/b.txt').read())",
         files={"helper.py": b"x = 5", "a/b.txt": b"text"},

@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 from hostile.attacks import RIGHT, TESTS
-from hostile.programs import PROBE, candidate, hostile, known, state
+from hostile.programs import PROBE, candidate, hostile, known_programs, state
 
 EXAMPLES = 25
 
 
-def unchanged(pool: Any, program: str, shared: str, before: dict, world: bytes, limits: Any) -> str:
+def find_changes(pool: Any, program: str, shared: str, before: dict, world: bytes, limits: Any) -> str:
     """The things that a hostile program changed, run as a script, as a candidate and in official mode; empty if none."""
     pool.run(program, limits=limits)
     pool.judge(candidate(program), TESTS, entry_point="add", limits=limits)
@@ -45,9 +45,9 @@ def attack(max_level: str, shared: str) -> list[list[str]]:
     with Pool(workers=1, max_level=Level[max_level]) as pool:
         assert pool.level >= Level.PATHS
         world = ready(pool)
-        for program in (*known(shared), *(hostile(random.Random(seed), shared) for seed in range(EXAMPLES))):
+        for program in (*known_programs(shared), *(hostile(random.Random(seed), shared) for seed in range(EXAMPLES))):
             before = state(pool, shared)
-            changed = unchanged(pool, program, shared, before, world, limits)
+            changed = find_changes(pool, program, shared, before, world, limits)
             if changed:
                 traces.append([program, changed])
     return traces
@@ -85,6 +85,6 @@ def test_worker_and_host_are_as_before_after_any_hostile_program(level, tmp_path
         @given(st.randoms())
         def check(chance: random.Random) -> None:
             before = state(pool, str(shared))
-            assert unchanged(pool, hostile(chance, str(shared)), str(shared), before, world, limits) == ""
+            assert find_changes(pool, hostile(chance, str(shared)), str(shared), before, world, limits) == ""
 
         check()

@@ -44,7 +44,7 @@ def exposure(i: int) -> Exposure:
     return Exposure("exp", f"u{i}", Assignment("ab"[i % 2], 1, 0.5), 1.0)
 
 
-def stored(stores: Stores) -> int:
+def count_stored(stores: Stores) -> int:
     return sum(arm.exposures for arm in stores.evidence.summary("exp").values())
 
 
@@ -111,12 +111,12 @@ def test_an_outage_puts_exposures_on_disk_and_its_end_delivers_them(stores, spoo
     with trouble(path):
         for i in range(2500):
             assert log.put(exposure(i))
-        until(lambda: not log.waiting and log.spool.size > 0)
+        until(lambda: not log.waiting and log.spool.size > 0, "all exposures on disk")
         assert segments()
-    until(lambda: stored(stores) == 2500)
-    until(lambda: not segments())
+    until(lambda: count_stored(stores) == 2500, "2500 exposures in the database")
+    until(lambda: not segments(), "the end of the segments")
     log.put(exposure(2500))
-    until(lambda: stored(stores) == 2501)
+    until(lambda: count_stored(stores) == 2501, "one more exposure in the database")
     log.close()
     assert (log.dropped, log.rejected, log.spool.size) == (0, 0, 0)
 
@@ -133,7 +133,7 @@ def test_flush_fails_while_the_database_is_away_and_then_delivers_all(stores, sp
             log.flush()
         assert (log.waiting, log.spool.size > 0) == (1, True)
     log.flush()
-    assert (stored(stores), log.waiting, log.spool.size) == (2, 0, 0)
+    assert (count_stored(stores), log.waiting, log.spool.size) == (2, 0, 0)
     log.close()
 
 
@@ -149,8 +149,8 @@ def test_a_killed_replicas_exposures_are_delivered_by_the_next(stores, spool, ur
         assert len(segments()) == 1
     log = ExposureLog(stores.units, spool)
     log.start()
-    until(lambda: stored(stores) == 500)
-    until(lambda: not segments())
+    until(lambda: count_stored(stores) == 500, "500 exposures in the database")
+    until(lambda: not segments(), "the end of the segments")
     log.close()
     assert stores.units.assignment("exp", "u7") == Assignment("b", 1, 0.5)
 
@@ -162,10 +162,10 @@ def test_closing_during_an_outage_leaves_all_on_disk(stores, spool, path, tmp_pa
         for i in range(10):
             log.put(exposure(i))
         log.close()
-    assert stored(stores) == 0
+    assert count_stored(stores) == 0
     after = ExposureLog(stores.units, Spool(str(tmp_path / "spool"), LIMIT))
     after.start()
-    until(lambda: stored(stores) == 10)
+    until(lambda: count_stored(stores) == 10, "ten exposures in the database")
     after.close()
 
 
@@ -176,10 +176,10 @@ def test_a_full_spool_keeps_the_rest_in_memory_and_a_full_memory_drops(stores, p
     with away(path):
         for i in range(9):  # one at a time: these go to disk as long as it has room
             log.put(exposure(i))
-            until(lambda i=i: not log.waiting or i >= 5)
+            until(lambda i=i: not log.waiting or i >= 5, f"exposure {i} on disk")
         assert (log.waiting, log.dropped) == (3, 1)
         assert not log.put(exposure(9))
-    until(lambda: stored(stores) == 8)
+    until(lambda: count_stored(stores) == 8, "eight exposures in the database")
     log.close()
     assert log.dropped == 2
 
@@ -193,9 +193,9 @@ def test_lines_that_cannot_be_read_are_counted_and_the_others_delivered(stores, 
     log = ExposureLog(stores.units, Spool(str(tmp_path / "spool"), LIMIT))
     with caplog.at_level(logging.ERROR):
         log.start()
-        until(lambda: log.rejected > 0)
+        until(lambda: log.rejected == 3, "three lines that are rejected")
         log.close()
-    assert (stored(stores), log.rejected) == (2, 3)
+    assert (count_stored(stores), log.rejected) == (2, 3)
     assert "3 unreadable lines" in caplog.text
 
 
@@ -205,7 +205,7 @@ def test_what_the_database_never_takes_does_not_hold_up_the_rest(stores, spool):
         log.put(exposure(i) if i != 20 else Exposure("no such experiment", "u", Assignment("a", 1, 0.5), 1.0))
     log.flush()
     log.close()
-    assert (stored(stores), log.rejected) == (49, 1)
+    assert (count_stored(stores), log.rejected) == (49, 1)
 
 
 def test_flush_covers_everything_put_before_it_while_others_write_and_spill(stores, spool):
@@ -219,7 +219,7 @@ def test_flush_covers_everything_put_before_it_while_others_write_and_spill(stor
             log.flush()
             assert stores.units.assignment("exp", f"u{i}") is not None
     log.close()
-    assert stored(stores) == 300
+    assert count_stored(stores) == 300
 
 
 def test_every_field_of_an_exposure_survives_the_disk(stores, spool):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from toy_models.tokenizers import QWEN
 from toy_serving.gateways import write_keys
 from toy_serving.text_gateways import make_text_bundle, text_config
 from toy_serving.undeploying import undeploy
+from waiting import until
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.serving.administration.deploy import deploy
@@ -46,10 +46,7 @@ class Site(NamedTuple):
         return sum(arm.rows for arm in self.app.service.endpoints.routers["exp"].arms.values())
 
     def wait_until_idle(self) -> None:
-        end = time.monotonic() + WAIT_S
-        while self.rows:
-            assert time.monotonic() < end, f"{self.rows} responses are still written"
-            time.sleep(0.01)
+        until(lambda: self.rows == 0, "the end of all responses", details=lambda: f"{self.rows} are still written")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ def client(site: Site) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_a_chat_whole_and_streamed(client):
+def test_a_streamed_chat_is_the_whole_one_in_parts(client):
     full = client.chat.completions.create(**HELLO, user="s", logprobs=True)
     chunks = list(
         client.chat.completions.create(**HELLO, user="s", stream=True, stream_options={"include_usage": True})
@@ -212,20 +209,20 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def test_tools_and_objects(site, client, tmp_path, monkeypatch):
+def test_tools_are_called_and_objects_written_whole_and_streamed(site, client, tmp_path, monkeypatch):
     """Whole, streamed, and as the client's own helper for streams puts them together; then the tool's answer."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
     deploy_bundle(site.url, make_text_bundle(tmp_path, 3, template=QWEN), "ab", "caller", {}, "a test")
     question: dict[str, Any] = HELLO | {"model": "caller", "tools": [WEATHER], "max_tokens": 400, "user": "s"}
-    seed = called = 0
-    while not called:
-        seed += 1
+    for seed in range(1, 11):
         full = client.chat.completions.create(**question | {"seed": seed, "tool_choice": "required"})
         with client.chat.completions.stream(**question | {"seed": seed, "tool_choice": "required"}) as stream:
             final = stream.get_final_completion()
         assert final.choices[0].finish_reason == full.choices[0].finish_reason
-        called = full.choices[0].finish_reason == "tool_calls"
-        assert called or seed < 10
+        if full.choices[0].finish_reason == "tool_calls":
+            break
+    else:
+        raise AssertionError("none of ten seeds calls the tool")
     [choice], [streamed] = full.choices, final.choices
     [call], [other] = choice.message.tool_calls, streamed.message.tool_calls
     assert (call.function.name, call.function.arguments) == (other.function.name, other.function.arguments)
@@ -296,12 +293,13 @@ def test_a_shadow_in_a_deployment_writes_and_reads_texts(deployed):
     with httpx.Client(base_url=deployed, timeout=60) as client:
         body = {"experiment": "watched", "session_id": "s", "prompt": "hello", "max_tokens": 4}
         assert client.post("/generate", json=body).json()["arm"] == "one"
-        end = time.monotonic() + 60
-        shadow: dict[str, Any] = {}
-        while not shadow.get("two", {}).get("decisions") and time.monotonic() < end:
-            shadow = client.get("/v1/experiments/watched").json()["shadow"]
-            time.sleep(0.2)
-    two = shadow["two"]
+
+        def compared() -> dict[str, Any] | None:
+            """Return the counts of the shadow; None while it has compared no token."""
+            two = client.get("/v1/experiments/watched").json()["shadow"].get("two", {})
+            return two if two.get("decisions") else None
+
+        two = until(compared, "the shadow's copy of the text", look_s=0.2)
     assert (two["acts"], two["errors"], two["decisions"], two["tokens"]) == (1, 0, 1, 4)
     assert two["log_prob"] < two["served_log_prob"] < 0
 

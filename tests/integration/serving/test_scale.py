@@ -3,9 +3,6 @@
 import json
 import re
 import subprocess
-import time
-from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +11,7 @@ from ray import serve
 from servers.installed import need
 from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
+from waiting import until
 
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.serving.administration.deploy import deploy
@@ -36,14 +34,6 @@ end
 """
 
 
-def eventually(measure: Callable[[], Any], predicate: Callable[[Any], bool], deadline_s: float) -> Any:
-    end = time.monotonic() + deadline_s
-    while not predicate(last := measure()):
-        assert time.monotonic() < end, last
-        time.sleep(0.5)
-    return last
-
-
 def count_running() -> int:
     """Replicas of the gateway that take requests."""
     return serve.status().applications["scaled"].deployments["Gateway"].replica_states.get("RUNNING", 0)
@@ -52,7 +42,7 @@ def count_running() -> int:
 def count_acts() -> dict[str, float]:
     """Replica -> acts that it answered with 200, as Prometheus scrapes them from the machine's metrics agent."""
     (node,) = [node for node in ray.nodes() if node["Alive"]]
-    text = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30).text
+    text = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=60).text
     counts: dict[str, float] = {}
     for labels, value in re.findall(r"^ray_marl_ray_gateway_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
         named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -79,21 +69,28 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_c
         config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": free_port()}}
         url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url).urls["scaled"]
         try:
-            body = client.get(f"{url}/ready", timeout=30).json()
+            body = client.get(f"{url}/ready", timeout=60).json()
             assert body["ready"] and body["arms"] == {"exp": {"zero": "loaded", "one": "loaded"}}
             assert count_running() == 1
             script = tmp_path / "act.lua"
             script.write_text(SCRIPT.replace("OBSERVATIONS", json.dumps(SEES)))
             command = ["wrk", "-t1", "-c32", f"-d{LOAD_S}", "--timeout", "10", "-s", str(script), f"{url}/v1/act"]
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            eventually(count_running, lambda count: count == 2, LOAD_S)
+            until(lambda: count_running() == 2, "the second replica", LOAD_S, look_s=0.5)
             out = load.communicate(timeout=LOAD_S + 30)[0]
             assert "Non-2xx" not in out and "Socket errors" not in out, out
             sent = int(re.search(r"(\d+) requests in", out)[1])
             # Both replicas answered, and each one's own count is scraped, all the time: what wrk has sent is their sum.
-            acts = eventually(count_acts, lambda counts: len(counts) == 2 and sum(counts.values()) >= sent, 60)
+            until(
+                lambda: len(acts := count_acts()) == 2 and sum(acts.values()) >= sent,
+                f"{sent} acts of two replicas in the metrics",
+                60,
+                count_acts,
+                look_s=0.5,
+            )
+            acts = count_acts()
             assert min(acts.values()) > 0 and sum(acts.values()) <= sent + 32  # those under way at the end
-            eventually(count_running, lambda count: count == 1, LULL_S + 60)
-            assert client.get(f"{url}/ready", timeout=30).status_code == 200
+            until(lambda: count_running() == 1, "the end of the second replica", LULL_S + 60, look_s=0.5)
+            assert client.get(f"{url}/ready", timeout=60).status_code == 200
         finally:
             undeploy(ray_cluster.dashboard_url)

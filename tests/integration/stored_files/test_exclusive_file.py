@@ -15,13 +15,13 @@ def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path, monkeypatch):
         together, created = threading.Barrier(6), []
 
         def write(k: int, name: str, together: threading.Barrier, created: list[bool]) -> None:
-            together.wait(10)
+            together.wait(60)
             created.append(exclusive_file.create(other, name, b"%d" % k * (10 + k)))
 
         threads = [threading.Thread(target=write, args=(k, f"{turn}.json", together, created)) for k in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert sorted(created) == [False] * 5 + [True]
     assert all(path.suffix == ".json" for path in tmp_path.iterdir())

@@ -30,7 +30,7 @@ from processes.plain_train import Ended, Start, plain_train
 from pyarrow import fs
 from servers.object_store import object_store
 from toy_runs.runs import mlflow_database
-from toys.trackers import taken
+from toys.trackers import read_iterations
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.loading import load_bundle
@@ -211,7 +211,7 @@ def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local, tmp_path, kil
         subprocess.run(["umount", disk], check=True)
 
 
-def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
+def reopen(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
     """A run that has ended, and whose driver was killed before it noted that; and its folder."""
     run = bench.run(name)
     ended = bench.begin(run, Start())
@@ -225,7 +225,7 @@ def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
 
 @pytest.mark.slow
 def test_the_next_workers_remove_a_folder_whose_removal_was_cut_short(local):
-    run, place = reopened(local, "removed")
+    run, place = reopen(local, "removed")
     Path(place.path, "checkpoint_00000002_0000000001000", "weights").mkdir(parents=True)
     assert local.begin(run, Start()).status == 0
     Result(run).check_folder()
@@ -233,7 +233,7 @@ def test_the_next_workers_remove_a_folder_whose_removal_was_cut_short(local):
 
 @pytest.mark.slow
 def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run(local):
-    run, place = reopened(local, "strange")
+    run, place = reopen(local, "strange")
     for mark in Path(place.path, "sinks").iterdir():
         mark.write_text(json.dumps({"rows": "x", "run_id": 3, "ended": [], "iteration": {}}))
     Path(place.path, "return.png").unlink()
@@ -247,7 +247,7 @@ def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["all are gone", "the best is gone", "the best is flipped"])
 def test_a_run_whose_bundles_are_lost_makes_another(local, how):
-    run, place = reopened(local, "lost")
+    run, place = reopen(local, "lost")
     everything = published_checkpoints(place)
     chosen = find_best(everything)
     assert chosen is not None and everything[-1].has_bundle == (chosen == everything[-1])
@@ -266,7 +266,7 @@ def test_a_run_whose_bundles_are_lost_makes_another(local, how):
     assert remaining is not None and remaining.name not in {each.name for each in lost}
     assert str(linked_bundle(*place)) == f"{place}/bundle"
     assert load_bundle(f"{place}/bundle").manifest.lineage.run == run.name
-    assert taken(local.root / "tracked", run.name) == EVERY
+    assert read_iterations(local.root / "tracked", run.name) == EVERY
 
 
 @pytest.mark.slow

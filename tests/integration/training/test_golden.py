@@ -12,7 +12,7 @@ def test_metrics_equal_the_stored_ones(family, name):
 
     Between the kernels of AVX-512, of AVX2 and of neither, a metric of these runs moves by less than 1e-6.
     """
-    stored, rows = golden.stored(family), golden.curve(golden.FAMILIES[family][name])
+    stored, rows = golden.read_golden(family), golden.curve(golden.FAMILIES[family][name])
     same_bits = stored["machine"] == golden.machine()
     expected = [{key: float.fromhex(value) for key, value in row.items()} for row in stored["runs"][name]]
     assert len(rows) == len(expected)

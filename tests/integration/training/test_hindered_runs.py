@@ -50,7 +50,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(ray_cl
         _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)
     assert process.returncode == 130, printed
     assert "broken-off: interrupted; kept iteration " in printed
     phases = (
@@ -134,7 +134,7 @@ def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_r
 def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=30).returncode:
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=60).returncode:
         pytest.skip("this user cannot mount a small disk")
     more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
     run_config = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
@@ -158,7 +158,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster, tmp_path
         assert mistakes == [] and "\n" not in str(caught.value) and str(disk) in str(caught.value)
     finally:
         thread.join(60)
-        subprocess.run(["umount", "-l", disk], check=True, timeout=30)
+        subprocess.run(["umount", "-l", disk], check=True, timeout=60)
 
 
 def test_a_name_has_one_owner(ray_cluster, tmp_path):
@@ -193,7 +193,7 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(ray_cluster, tmp_path
             train(run_config)
     finally:
         ended.set()
-        thread.join(30)
+        thread.join(60)
     assert owner.is_set()
     record = json.loads((tmp_path / "taken" / "run.json").read_text())
     client = MlflowRun(run_config, record["mlflow_run_id"]).client

@@ -54,7 +54,7 @@ def model(tmp_path_factory) -> str:
 def alone(model, tmp_path_factory) -> Iterator[tuple[list, Path]]:
     folder = tmp_path_factory.mktemp("alone")
     with process_group():
-        yield toy_texts.trained(str(folder), model, *RUN), folder
+        yield toy_texts.train_rows(str(folder), model, *RUN), folder
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def alone(model, tmp_path_factory) -> Iterator[tuple[list, Path]]:
 def test_a_mesh_trains_the_same_as_one_process(model, alone, tmp_path, mesh):
     single, folder = alone
     count, *overrides = MESHES[mesh]
-    several = workers(count, toy_texts.trained, str(tmp_path), model, *RUN, f"resources.workers={count}", *overrides)
+    several = workers(count, toy_texts.train_rows, str(tmp_path), model, *RUN, f"resources.workers={count}", *overrides)
     assert len(single) == len(several) == 3
     for first, other in zip(timeless(single), timeless(several), strict=True):
         assert other == pytest.approx(first, abs=1e-5)
@@ -88,7 +88,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_workers_that_compute_passes_together_go_on_from_the_checkpoint_of_one(model, alone):
     single, folder = alone
     mesh = ["resources.workers=4", "resources.parallel={shard: 2, tensor: 2}"]
-    several = workers(4, toy_texts.resumed, str(folder / "2"), model, *RUN, *mesh)
+    several = workers(4, toy_texts.resume_rows, str(folder / "2"), model, *RUN, *mesh)
     assert timeless(several)[-1] == pytest.approx(timeless(single)[-1], abs=1e-5)
 
 
@@ -145,9 +145,9 @@ def test_with_a_learned_entropy_and_a_critic_parts_of_layers_differ_by_rounding_
     ppo = [model, *(key for key in RUN if "kl_coef" not in key), "algorithm=ppo", "hyper.entropy_coef=0.01"]
     ppo.append("hyper.adam_eps=1e-4")
     with process_group():
-        single = toy_texts.trained(str(tmp_path / "alone"), *ppo)
+        single = toy_texts.train_rows(str(tmp_path / "alone"), *ppo)
     parted = ["resources.workers=2", "resources.parallel.tensor=2"]
-    several = workers(2, toy_texts.trained, str(tmp_path / "tensor"), *ppo, *parted)
+    several = workers(2, toy_texts.train_rows, str(tmp_path / "tensor"), *ppo, *parted)
     for first, other in zip(timeless(single), timeless(several), strict=True):
         assert other == pytest.approx(first, abs=1e-5)
     expected, got = weights(tmp_path / "alone"), weights(tmp_path / "tensor")

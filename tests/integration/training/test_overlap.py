@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from processes.two_workers import two_workers
-from toy_runs.runs import config, trained
+from toy_runs.runs import config, train_rows
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
@@ -76,7 +76,7 @@ def test_two_workers_play_what_one_plays(tmp_path):
         "evaluation.every=0",
         "hyper.lr=1e-12",
     )  # so that rounding, which depends on the workers, decides nothing
-    two = two_workers(trained, str(tmp_path), *keys, "resources.workers=2")
+    two = two_workers(train_rows, str(tmp_path), *keys, "resources.workers=2")
     assert [row.get("return") for row in two] == [row.get("return") for row in train_alone(config(*keys))] != []
 
 

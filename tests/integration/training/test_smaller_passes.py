@@ -27,7 +27,7 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(ray_
     assert "worker 1" in restart and "out of memory in a pass of 4 sequences" in restart
     assert any("policy 'speaker': passes of at most 2, because larger ones ran out of memory" in line for line in lines)
     assert json.loads((tmp_path / run_config.name / SIZES_FILE).read_text()) == {"speaker": 2}
-    small = two_workers(texts.trained, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
+    small = two_workers(texts.train_rows, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
     for key in ("return", "policy_loss", "grad_norm", "entropy"):
         expected = {row["steps"]: row[key] for row in small if key in row}
         assert dict(MlflowRun(run_config, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key

@@ -9,7 +9,7 @@ import mlflow
 import pytest
 from processes.two_workers import two_workers
 from pyarrow.fs import LocalFileSystem
-from toy_runs.runs import config, trained
+from toy_runs.runs import config, train_rows
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
@@ -63,7 +63,7 @@ def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, RunResult]:
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(died, tmp_path):
     (tmp_path / "died").touch()
-    calm = two_workers(trained, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
+    calm = two_workers(train_rows, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
     run_config, outcome = died
     for key in ("return", "eval/return"):
         expected = [(row["steps"], row[key]) for row in calm if key in row]

@@ -8,7 +8,7 @@ import torch
 from processes.two_workers import two_workers, workers
 from toy_models.tokens import LORA, of_joint_workers, of_two_shards
 from toy_runs.runs import BRIEF, PLAYING, of_two, short, timeless, weights
-from toy_runs.short_memory import updated
+from toy_runs.short_memory import fail_to_update
 from toy_serving.logged_texts import served_row, write_served
 from toys import texts as toy_texts
 from toys.texts import TWO_AGENTS, TWO_POLICIES
@@ -99,14 +99,14 @@ def test_workers_that_compute_passes_together_score_as_one(context, tensor, mode
 @pytest.mark.parametrize("passes", [0, 1])
 def test_a_pass_without_memory_is_named_and_ends_the_other_worker(alone, passes):
     where = "policy 'speaker', iteration 1, step 0"
-    assert updated(passes, 0).startswith(
+    assert fail_to_update(passes, 0).startswith(
         f"{where}: out of memory in a pass of 2 sequences; expected a smaller train.micro_batch, "
     )
-    assert re.search("Connection (closed|reset)", two_workers(updated, passes, 1))
+    assert re.search("Connection (closed|reset)", two_workers(fail_to_update, passes, 1))
 
 
 def test_ratios_in_bfloat16_are_one_whatever_a_worker_has(tmp_path):
     bfloat16 = ["algorithm=gspo", "resources.mixed_precision=bf16", "team.speaker.model.dtype=bf16"]
     still = ["hyper.lr=1e-30", "hyper.minibatches=3", "train.micro_batch=2", "resources.workers=2"]
-    rows = two_workers(toy_texts.trained, str(tmp_path), *bfloat16, *still)
+    rows = two_workers(toy_texts.train_rows, str(tmp_path), *bfloat16, *still)
     assert {(row["clip_fraction"], row["kl"]) for row in rows if "kl" in row} == {(0.0, 0.0)}

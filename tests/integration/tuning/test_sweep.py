@@ -87,7 +87,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster, 
         assert process.poll() is None, "the sweep ended before two trials had scores"
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)
     assert any(trial.state != "ended" for trial in find_sweep(str(records.parent))[1].trials)
     report = write_report(*find_sweep("toy-sweep", str(tmp_path / "killed")))
     assert "The sweep has not ended" in Path(report).read_text()
@@ -132,7 +132,7 @@ def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_i
         _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)
     assert process.returncode == 130, printed
     assert "toy-sweep: interrupted; 0 of 1 trials have ended, the others' checkpoints are in " in printed
     records = find_sweep("toy-sweep", str(tmp_path))[1]

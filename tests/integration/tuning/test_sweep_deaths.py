@@ -95,7 +95,7 @@ def test_a_trial_with_workers_has_each_row_once_whichever_of_its_processes_is_ki
     killer.start()
     # Its steps take a moment, so that the trial still trains when it is killed.
     beheaded = sweep(tmp_path / "trial", id="toy_runs.sweeps:slow", kwargs={"seconds": 0.01})
-    killer.join(10)
+    killer.join(60)
     assert marker.exists() and killed
     for outcome in (calm, fragile, beheaded):
         (trial,) = outcome.records.trials
@@ -124,7 +124,7 @@ def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(ray_clus
             assert driver.poll() is None, "the driver ended before the second trial had steps"
         finally:
             driver.kill()
-            driver.wait(30)
+            driver.wait(60)
         killed = load_records(folder)
         assert killed is not None
         assert [(trial.state, trial.status) for trial in killed.trials] == [("ended", "finished"), ("running", "")]

@@ -57,14 +57,14 @@ def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path, monkeypatch):
     def taking() -> Iterator[None]:
         Path(owner_file(str(tmp_path / "toy"), 2)).write_text("{}")
         taken.append(files())
-        until(lambda: "lease" not in names(), "the end of the lease's thread", 10)
+        until(lambda: "lease" not in names(), "the end of the lease's thread")
         raise RuntimeError("what a sweep meets whose trials were ended")
         yield
 
     with pytest.raises(LeaseLostError, match="sweep 'toy' is now owned by another process"):
         run_sweep(sweep.config, cluster=taking)
     assert taken == [files()] and taken[0]
-    until(lambda: "sink mlflow" not in names(), "the end of calls of MLflow", 10)
+    until(lambda: "sink mlflow" not in names(), "the end of calls of MLflow")
 
 
 def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path):

@@ -101,7 +101,7 @@ def command(*arguments: str) -> int:
     return int(done.value.code or 0)
 
 
-def registered(storage: Path) -> ToySweep:
+def register(storage: Path) -> ToySweep:
     """A sweep whose winner's bundle is in MLflow, registered as a sweep's driver does it."""
     sweep = ToySweep(storage, seeds=1)
     values = {"algorithm": "ippo", "hyper.lr": 0.001, "hyper.entropy_coef": 0.01}
@@ -115,7 +115,7 @@ def registered(storage: Path) -> ToySweep:
     return sweep
 
 
-def deployed(served: Served, storage: Path, *more: str) -> int:
+def deploy_winner(served: Served, storage: Path, *more: str) -> int:
     """The exit status of the command that deploys the winner of the storage's sweep."""
     return command("deploy", "--from-sweep", f"{storage}/toy", "--url", served.url, *more)
 
@@ -124,21 +124,21 @@ def deployed(served: Served, storage: Path, *more: str) -> int:
 def production(tmp_path, monkeypatch) -> Iterator[tuple[Served, Path]]:
     """A gateway with one model in production, and the storage of a sweep whose winner is registered."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
-    registered(tmp_path)
+    register(tmp_path)
     alone = {"name": "grid", "arms": {"production": {"bundle": make_bundle(tmp_path / "old", 1)}}}
     with Served(gateway_of(tmp_path, [alone])) as served:
         yield served, tmp_path
 
 
 def test_a_winner_is_registered_beside_the_report(tmp_path):
-    records = registered(tmp_path).records
+    records = register(tmp_path).records
     assert records.winner_model == "models:/toy/1"
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     assert [file.path for file in client.list_artifacts(records.mlflow_run_id)] == ["bundles", "report.html"]
 
 
 def test_an_endpoint_without_a_model_in_production_is_told_how_to_get_one(production, capsys):
-    assert deployed(*production, "--endpoint", "other") == 2
+    assert deploy_winner(*production, "--endpoint", "other") == 2
     message = capsys.readouterr().err
     assert "endpoint 'other' has no model in production to compare with; deploy one first: " in message
     assert "marl-ray deploy models:/toy/1 --endpoint other" in message and message.count("\n") == 1
@@ -146,7 +146,7 @@ def test_an_endpoint_without_a_model_in_production_is_told_how_to_get_one(produc
 
 def test_a_deployed_winner_is_the_candidate_against_what_is_in_production(production, capsys):
     served, storage = production
-    assert deployed(served, storage) == 0
+    assert deploy_winner(served, storage) == 0
     assert capsys.readouterr().out.startswith("grid-2: running, gradual stage 1")
     report = ask(served.url, "/v1/experiments/grid-2")
     candidate = report["arms"]["candidate"]
@@ -156,14 +156,14 @@ def test_a_deployed_winner_is_the_candidate_against_what_is_in_production(produc
     audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
     assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
     # While it runs, no other takes its place.
-    assert deployed(served, storage) == 2
+    assert deploy_winner(served, storage) == 2
     refusal = "endpoint 'grid' still has experiment 'grid-2' (running); promote, roll back or stop that one first"
     assert refusal in capsys.readouterr().err
 
 
 def test_commands_about_a_deployed_experiment_print_their_documents(production, capsys):
     served, storage = production
-    assert deployed(served, storage) == 0
+    assert deploy_winner(served, storage) == 0
     capsys.readouterr()
     for words in ("status grid-2", "ls", "audit grid-2"):
         assert command("experiment", *words.split(), "--json", "--url", served.url) == 0
@@ -189,7 +189,7 @@ def test_what_cannot_be_deployed_is_one_line(tmp_path, monkeypatch, capsys):
         assert message in output and output.count("\n") == 1
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
     (tmp_path / "gateway").mkdir()
-    registered(tmp_path / "gateway")
+    register(tmp_path / "gateway")
     with Served(gateway_of(tmp_path / "gateway", [])) as served:
         assert command("deploy", "--from-sweep", f"{tmp_path}/gateway/toy", "--url", served.url) == 2
     output = capsys.readouterr().err

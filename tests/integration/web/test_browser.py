@@ -20,7 +20,7 @@ import pytest
 from pettingzoo.test import seed_test
 from servers.little_site import LittleSite, little_site, web_record
 from servers.playwright_chromium import AGENT, no_chromium_stays
-from waiting import until
+from waiting import until, until_ended
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -174,7 +174,7 @@ def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_pa
     assert infos["ending"] == "stopped"
 
 
-def test_several_start_pages(tmp_path, site):
+def test_every_start_page_gets_a_tab(tmp_path, site):
     env = make_browser_env(tmp_path, site, "/ |AND| __SHOPPING__/chair")
     play(env)
     assert "Tab 0 (current): 'Shop' | Tab 1: 'Chair'" in env.observe(AGENT)
@@ -238,7 +238,7 @@ def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start,
     env.step(re.sub(r"\{(.+?)\}", lambda match: str(number(env, match[1])), action))
     infos = env.infos[AGENT]
     assert (infos["ending"], infos["solved"], infos["cost"], env.rewards[AGENT]) == ("page_fault", False, (1.0,), 0.0)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     env = make_browser_env(tmp_path, site, "/", reference_answers={"exact_match": "done"})
     assert play(env, "stop [done]")["solved"], "the next episode has no working browser"
 
@@ -263,7 +263,7 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path, site):
     assert "Blue chair" in env.observe(AGENT), "the agent cannot leave a page that never loads"
     env.step("stop [done]")
     assert env.infos[AGENT]["ending"] == "stopped"
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_page_that_never_rests_ends_no_episode(tmp_path, site):
@@ -373,11 +373,8 @@ def test_a_killed_process_leaves_no_browser_and_no_profile(killed):
         for process in [psutil.Process(owner.pid), *(started if killed != "alone" else [])]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        owner.communicate(timeout=10)
-        deadline = time.monotonic() + 20
-        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        owner.communicate(timeout=60)
+        until_ended(started)
         code = "from marl_ray.temporary_folders import object_folder as make; make('web').cleanup()"
         subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
         assert list(Path(folder).iterdir()) == []

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from servers.playwright_chromium import AGENT, no_chromium_stays
+from waiting import until_ended
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -75,7 +76,7 @@ def test_a_limit_ends_an_episode(env):
     few.close()
 
 
-def test_a_family_of_tasks(env):
+def test_a_pattern_names_a_family_of_tasks(env):
     many = make_browsergym("browsergym/miniwob.click-tab*", held_out=1)
     names = {task.prompt for task in many.test}
     assert {"browsergym/miniwob.click-tab", "browsergym/miniwob.click-tab-2-hard"} <= names
@@ -107,7 +108,7 @@ def test_a_fault_ends_the_episode_and_the_next_one_works(env, fault):
     broken.step(action)
     infos = broken.infos[AGENT]
     assert (infos["ending"], infos["solved"], infos["cost"]) == ("page_fault", False, (1.0,))
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60
     if fault != "unreachable":
         broken.reset(options={"index": 0})
         assert "Task: Click the button.\n" in broken.observe(AGENT)
@@ -130,9 +131,6 @@ time.sleep(60)
         started = psutil.Process(owner.pid).children(recursive=True)
         assert any("chrom" in process.name() for process in started)
         owner.kill()
-        owner.communicate(timeout=10)
-        deadline = time.monotonic() + 20
-        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        owner.communicate(timeout=60)
+        until_ended(started)
         assert list(Path(folder).glob("*/playwright*")) == []

@@ -33,7 +33,7 @@ LATEST_S, TRIES = 0.5, 5
 """Seconds that a run may end late, and its tries. One try in time suffices, so half a second does on a busy machine, too."""
 
 
-def timed(body: Callable[[], Any], max_s: float) -> tuple[Any, float]:
+def time_lateness(body: Callable[[], Any], max_s: float) -> tuple[Any, float]:
     """The result of a run, and the seconds that it was late: the least of some tries, as a busy machine is late too."""
     latest = float("inf")
     for _ in range(TRIES):
@@ -51,7 +51,7 @@ def honest_job(pool: "Pool", limits: "Limits") -> list[str]:
     return [honest.verdict, probe.stdout.decode()]
 
 
-def attacked(file: str, setting: str, folder: Path) -> Iterator[dict[str, Any]]:
+def attack(file: str, setting: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Run a file's attacks, with a level, a process and a secret that they must not reach, and yield their successes."""
     import pytest  # which the process of the attacks has not
 

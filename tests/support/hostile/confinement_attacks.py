@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hostile.attacks import MB, RIGHT, TESTS, WALL_S, honest_job, timed
+from hostile.attacks import MB, RIGHT, TESTS, WALL_S, honest_job, time_lateness
 
 # each must be refused; what a program tries first makes no difference to what it may print
 REFUSED = {
@@ -115,14 +115,16 @@ def attack(max_level: str, victim: int, secret: str) -> dict[str, Any]:
         pool.judge(RIGHT, TESTS, entry_point="add")  # starts the judge
         for number, name, program, allowed in RUNS:
             key = f"{number} {name}"
-            ran, report["late"][key] = timed(partial(pool.run, program, stdin=b"in\0put\xff\r\n", limits=small), WALL_S)
+            ran, report["late"][key] = time_lateness(
+                partial(pool.run, program, stdin=b"in\0put\xff\r\n", limits=small), WALL_S
+            )
             if ran.status == "timeout" and "timeout" not in allowed:  # a busy machine: only CPU time counts
                 ran = pool.run(program, stdin=b"in\0put\xff\r\n", limits=patient)
             error = ran.stderr[-300:].decode("utf-8", "replace")
             report["runs"][key] = [ran.status, error, len(ran.stdout), len(ran.stderr)]
             report["unharmed"][key] = honest_job(pool, patient)
         for name, program in SPINNING.items():
-            ran, _ = timed(partial(pool.run, program, limits=replace(small, wall_s=30.0, cpu_s=0.6)), 30.0)
+            ran, _ = time_lateness(partial(pool.run, program, limits=replace(small, wall_s=30.0, cpu_s=0.6)), 30.0)
             report["cpu"][name] = [ran.status, ran.cpu_s]
         for number, statements in REFUSED.items():
             for statement in statements:

@@ -88,7 +88,7 @@ KNOWN = (
 """Ways in which a run once reached the next ones, or could."""
 
 
-def known(shared: str) -> list[str]:
+def known_programs(shared: str) -> list[str]:
     """These as programs."""
     return [_prelude(shared) + program + "\n" for program in KNOWN]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hostile.attacks import MB, RIGHT, TESTS, WALL_S, honest_job, timed
+from hostile.attacks import MB, RIGHT, TESTS, WALL_S, honest_job, time_lateness
 
 WRONG, ERROR, EXIT, CRASH = {"fail:wrong"}, {"fail:error"}, {"fail:exit"}, {"fail:crash"}
 FOREIGN, ENCODE, TIMEOUT, OOM = {"fail:nonbuiltin"}, {"fail:encode"}, {"timeout"}, {"oom"}
@@ -231,7 +231,7 @@ def attack(max_level: str) -> dict[str, Any]:
         pool.judge(RIGHT, TESTS, entry_point="add")  # starts the judge
         for number, name, candidate, allowed in JUDGED:
             key = f"{number} {name}"
-            judged, report["late"][key] = timed(
+            judged, report["late"][key] = time_lateness(
                 partial(pool.judge, candidate, TESTS, entry_point="add", limits=small), WALL_S
             )
             if judged.verdict == "timeout" and "timeout" not in allowed:  # a busy machine: only CPU time counts

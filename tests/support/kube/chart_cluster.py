@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import httpx
 import pytest
 import yaml
 from servers.installed import need
+from waiting import until
 
 from kube.charts import chart, helm_python
 from kube.kubox import URL, kubox
@@ -65,17 +65,17 @@ class ChartCluster:
         ((pod,),) = (documents for template, documents in self._rendered(values) if "/tests/" in template)
         path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"
         httpx.delete(URL + path, params={"gracePeriodSeconds": 0})
-        _until(lambda: httpx.get(URL + path).status_code == 404, READY_S, "the last test's pod to be gone")
+        until(lambda: httpx.get(URL + path).status_code == 404, "the last test's pod to be gone", READY_S)
         self._send(pod)
         done = ("Succeeded", "Failed")
-        _until(lambda: httpx.get(URL + path).json()["status"].get("phase") in done, READY_S, "the chart's test")
+        until(lambda: httpx.get(URL + path).json()["status"].get("phase") in done, "the chart's test", READY_S)
         log = httpx.get(f"{URL}{path}/log").text
         assert httpx.get(URL + path).json()["status"]["phase"] == "Succeeded", log
         return log
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """The pods of the chart's services, by component."""
-        items = httpx.get(f"{URL}/api/v1/namespaces/default/pods", timeout=20).json()["items"]
+        items = httpx.get(f"{URL}/api/v1/namespaces/default/pods", timeout=60).json()["items"]
         return {
             pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod
             for pod in items
@@ -93,7 +93,7 @@ class ChartCluster:
                 for name, pod in now.items()
             )
 
-        _until(ready, READY_S, "the chart's services", self.logs)
+        until(ready, "the chart's services", READY_S, self.logs)
         return self.pods()
 
     def secret(self, name: str) -> dict[str, str]:
@@ -177,10 +177,3 @@ def _python(folder: Path) -> Iterator[None]:
 def _path() -> str:
     servers = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")))
     return ":".join([*servers[-1:], "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"])
-
-
-def _until(true: Any, seconds: float, what: str, more: Any = lambda: "") -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"{what}: not there within {seconds:g} s\n{more()}"
-        time.sleep(0.3)

@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 from servers.installed import need
+from waiting import until
 
 from kube.stories import FOLDER, events
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
@@ -43,7 +44,7 @@ def kubox(folder: Path, *options: str | Path, crds: bool = True) -> Iterator[Con
         pytest.skip("kubox makes network namespaces: it needs Linux and root")
     need("iproute2")
     with (Path(tempfile.gettempdir()) / "kubox.lock").open("w") as lock:
-        _until(lambda: _locked(lock.fileno()) and not _ready(), OTHERS_S, "the end of another kubox on this machine")
+        until(lambda: _lock(lock.fileno()) and not _ready(), "the end of another kubox on this machine", OTHERS_S)
         yield from _run(folder, options, crds)
 
 
@@ -59,7 +60,7 @@ def _run(folder: Path, options: tuple[str | Path, ...], crds: bool) -> Iterator[
     with (folder / "kubox.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _until(lambda: process.poll() is not None or _ready(), START_S, "kubox")
+        until(lambda: process.poll() is not None or _ready(), "kubox", START_S)
         assert process.poll() is None, (folder / "kubox.log").read_text()[-2000:]
         yield Connection(client.ApiClient(client.Configuration(host=URL)), "default")
     finally:
@@ -71,14 +72,7 @@ def _run(folder: Path, options: tuple[str | Path, ...], crds: bool) -> Iterator[
             process.wait()
 
 
-def _until(look: Callable[[], bool], timeout_s: float, what: str) -> None:
-    end = time.monotonic() + timeout_s
-    while not look():
-        assert time.monotonic() < end, f"{what} is not there after {timeout_s:g} s"
-        time.sleep(0.1)
-
-
-def _locked(descriptor: int) -> bool:
+def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -124,7 +118,7 @@ def play(connection: Connection, story: str, pause_s: float = 0.0) -> None:
             delete(connection, kind, name, "ray.io/v1" if kind in RAY else "v1")
             known.discard((kind, name))
             continue
-        body = _trimmed(event.object)
+        body = _trim(event.object)
         path = path_of(connection, body["apiVersion"], kind)
         if (kind, name) not in known:
             known.add((kind, name))
@@ -142,7 +136,7 @@ def _put(connection: Connection, path: str, parts: dict[str, Any], under: str = 
         connection.request("PUT", path + under, body=connection.request("GET", path) | parts)
 
 
-def _trimmed(recorded: dict[str, Any]) -> dict[str, Any]:
+def _trim(recorded: dict[str, Any]) -> dict[str, Any]:
     metadata_keys = ("name", "labels", "annotations")
     metadata = {key: recorded["metadata"][key] for key in metadata_keys if key in recorded["metadata"]}
     if recorded["kind"] == "Event":

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import psutil
 from servers.installed import find, need
+from waiting import until
 
 ANSWER_S = 330.0
 """More than `deploy` takes, whose own error says more than that nothing answers."""
@@ -68,15 +68,14 @@ class OwnRay:
         Serve must say that replicas and proxy run. Serve alone would be believed too early: it takes its time to notice
         a death, and a new proxy to listen.
         """
-        deadline = time.monotonic() + timeout_s
         expected = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"], 200)
-        while (
-            state := ([len(self.actors(title)) for title in (REPLICA, PROXY, CONTROLLER)], *self._state())
-        ) != expected:
-            assert time.monotonic() < deadline, f"after {timeout_s:g} s Serve is not whole again: {state}"
-            time.sleep(0.1)
+        until(lambda: self._state() == expected, "Serve to be whole", timeout_s, self._state)
 
-    def _state(self) -> tuple[list[str], list[str], int]:
+    def _state(self) -> tuple[list[int], list[str], list[str], int]:
+        """Living actors by kind, and what Serve says."""
+        return ([len(self.actors(title)) for title in (REPLICA, PROXY, CONTROLLER)], *self._reported_state())
+
+    def _reported_state(self) -> tuple[list[str], list[str], int]:
         """States of replicas and proxies, and the status with which the proxy answers.
 
         They are empty and 0 while nobody can tell.
@@ -138,7 +137,7 @@ def own_ray(folder: Path, **env: str) -> Iterator[OwnRay]:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(90) == 0, (folder / "ray.log").read_text()[-2000:]
-        _, alive = psutil.wait_procs(started, timeout=5)
+        _, alive = psutil.wait_procs(started, timeout=60)
         assert not alive, alive
         assert not Path(facts["folder"]).exists()
     finally:

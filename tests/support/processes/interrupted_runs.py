@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy_runs.runs import timeless
-from toys.trackers import taken
+from toys.trackers import read_iterations
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.loading import load_bundle
@@ -146,7 +146,7 @@ class Result:
         A tracker that keeps what it gets twice has the rows of one call twice where a driver may have slept
         in that call.
         """
-        rows = taken(tracked, self.run.name)
+        rows = read_iterations(tracked, self.run.name)
         assert (sorted(set(rows)) if asleep_in_call else rows) == EVERY
         with local_copy(f"{self.run.storage}/{self.run.name}/tensorboard") as events:
             points = EventAccumulator(str(events)).Reload().Scalars("iteration")

@@ -125,7 +125,7 @@ def plain_train(folder: Path, **environment: str) -> Iterator[Callable[[Mapping[
             for process in psutil.Process(machine.pid).children(recursive=True):
                 process.kill()
         machine.kill()
-        machine.wait(30)
+        machine.wait(60)
 
 
 @dataclass

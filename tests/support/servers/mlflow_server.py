@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
+
+from waiting import until
 
 from marl_ray.cluster.local_ray import free_port
 
@@ -33,19 +33,21 @@ class MlflowServer:
         """Start the server's one process; `mlflow server` starts ten."""
         place = ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "error"]
         command = [sys.executable, "-W", "ignore", "-m", "uvicorn", *place, "mlflow.server.fastapi_app:app"]
-        self.process = subprocess.Popen(command, env=os.environ | self.settings)
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
-                    return
-            except (urllib.error.URLError, OSError):
-                assert time.monotonic() < deadline and self.process.poll() is None
-                time.sleep(0.1)
+        process = self.process = subprocess.Popen(command, env=os.environ | self.settings)
+        until(lambda: process.poll() is not None or self.answers(), "MLflow's server to answer", START_S)
+        assert process.poll() is None, "MLflow's server has ended"
+
+    def answers(self) -> bool:
+        """True if it answers that it is well."""
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+                return True
+        except OSError:
+            return False
 
     def kill(self) -> None:
         """End the process at once; nothing answers at its address then."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(30)
+            self.process.wait(60)
             self.process = None

@@ -15,8 +15,8 @@ from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.rollout_decisions.report import describe
 from marl_ray.serving.rollout_decisions.rollout_control import LookResults, read_results
-from stores.migrated import migrated
-from stores.units import stored
+from stores.migrated import migrate
+from stores.units import read_record
 
 WINDOW = 10.0
 """Seconds of a unit's window, by the clock that a test moves."""
@@ -38,12 +38,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 def stores(tmp_path: Path, clock: Clock) -> Iterator[Stores]:
-    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), clock)
+    stores = open_stores(migrate(f"sqlite:///{tmp_path}/experiments.db"), clock)
     yield stores
     stores.close()
 
 
-def opened(stores: Stores, **more: Any) -> ExperimentConfig:
+def open_experiment(stores: Stores, **more: Any) -> ExperimentConfig:
     config = parse_config(ExperimentConfig, KEYS | more)
     stored = config.model_dump(mode="json") | {"salt": "s", "control": "a", "origin": "api"}
     for arm in config.arms:
@@ -68,11 +68,11 @@ def sessions(stores: Stores, n: int, value: Any, prefix: str = "u", clusters: in
 
 
 def look(stores: Stores, config: ExperimentConfig) -> LookResults:
-    return read_results(stores.evidence, stored(stores), config)
+    return read_results(stores.evidence, read_record(stores), config)
 
 
-def described(stores: Stores, config: ExperimentConfig) -> dict[str, Any]:
-    return describe(stored(stores), config, {}, look(stores, config), {})
+def describe_experiment(stores: Stores, config: ExperimentConfig) -> dict[str, Any]:
+    return describe(read_record(stores), config, {}, look(stores, config), {})
 
 
 def refusal(**more: Any) -> str:

@@ -18,7 +18,7 @@ def _template() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
     return path, folder  # which is removed when the process ends
 
 
-def migrated(url: str) -> str:
+def migrate(url: str) -> str:
     """The URL of an SQLite database, whose file is made if it is not there.
 
     A new file has all tables and nothing in them.

@@ -4,7 +4,7 @@ from typing import Any
 
 from marl_ray.experiments.lifecycle import Action, StaleEpochError
 from marl_ray.experiments.store.facade import open_stores
-from stores.units import stored
+from stores.units import read_record
 
 
 def advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
@@ -15,7 +15,7 @@ def advance(url: str, rounds: int, together: Any, results: Any, number: int) -> 
     stores = open_stores(url)
     for turn in range(rounds):
         together.wait(60)
-        epoch = stored(stores).epoch
+        epoch = read_record(stores).epoch
         together.wait(60)
         try:
             stores.experiments.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")

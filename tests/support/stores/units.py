@@ -32,7 +32,7 @@ def gradual(**weights: float) -> dict[str, Any]:
     return config(**weights) | {"strategy": "gradual", "stages": [0.1, 0.5, 1.0]}
 
 
-def stored(stores: Stores, name: str = "exp") -> ExperimentRecord:
+def read_record(stores: Stores, name: str = "exp") -> ExperimentRecord:
     """The experiment as the store has it."""
     record = stores.experiments.read(name)
     assert record is not None
@@ -40,9 +40,9 @@ def stored(stores: Stores, name: str = "exp") -> ExperimentRecord:
 
 
 def act(stores: Stores, action: Action, name: str = "exp", **more: Any) -> Any:
-    keys: dict[str, Any] = {"epoch": stored(stores, name).epoch, "actor": "test", "reason": "because"}
+    keys: dict[str, Any] = {"epoch": read_record(stores, name).epoch, "actor": "test", "reason": "because"}
     return stores.experiments.change(name, action, **(keys | more))
 
 
 def look(stores: Stores, name: str = "exp", now: float | None = None) -> Look:
-    return stores.evidence.look(stored(stores, name), now)
+    return stores.evidence.look(read_record(stores, name), now)

@@ -124,7 +124,7 @@ PROMPTS = [Prompt(tuple(range(40, 41 + length)), stream) for stream, length in e
 """The prompts have several lengths, so that some rows of a batch are padded."""
 
 
-def sampled(lm: Any, engine: str) -> float:
+def sampling_error(lm: Any, engine: str) -> float:
     """Largest difference between the log-probabilities that an engine gives and those of a full forward pass."""
     generation = GenerationConfig(max_tokens=14, engine=engine)
     policy = TokenPolicy(lm, byte_tokenizer(CONTEXT), ModelConfig(preset="tiny-0.2m", context=CONTEXT), generation)
@@ -135,7 +135,7 @@ def sampled(lm: Any, engine: str) -> float:
     )
 
 
-def scored(lm: Any) -> float:
+def scoring_error(lm: Any) -> float:
     """Likewise of `TokenPolicy.evaluate`."""
     policy = TokenPolicy(
         lm, byte_tokenizer(CONTEXT), ModelConfig(preset="tiny-0.2m", context=CONTEXT), GenerationConfig(max_tokens=14)

@@ -31,7 +31,7 @@ from marl_ray.training.collectives import worker_mesh
 CPU = torch.device("cpu")
 
 
-def built(folder: str, unread: bool, **model: object) -> TokenPolicy:
+def build_policy(folder: str, unread: bool, **model: object) -> TokenPolicy:
     """The policy of a folder, with both kinds of critics."""
     settings = ModelConfig.model_validate({"path": folder, "context": 64} | model)
     return build_token_policy(settings, GenerationConfig(), 3, True, 1, unread=unread)
@@ -48,7 +48,7 @@ def read_alike(
     for model in models:
         pairs = []
         for unread in (True, False):
-            policy = built(folder, unread, **model)
+            policy = build_policy(folder, unread, **model)
             assert (policy.unread is not None) == unread
             plain = plain_copy(policy, CPU)
             shard(policy, mesh, False)
@@ -66,7 +66,7 @@ def read_alike(
                 refresh(plain, policy)
 
 
-def refused_together(folders: list[str]) -> str:
+def refuse_together(folders: list[str]) -> str:
     """The error that each worker raises whose file is another one's; equal on all workers."""
     try:
         team_of(config(f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 64}}"))
@@ -152,7 +152,7 @@ def _peak(make: Callable[[], object]) -> int:
     made = make()
     highest[0] = max(highest[0], _anonymous())
     done.set()
-    watcher.join(10)
+    watcher.join(60)
     del made
     return highest[0] - before
 

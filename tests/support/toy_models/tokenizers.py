@@ -66,7 +66,7 @@ def bytes_with(
     )
 
 
-def spaced(template: str, scheme: str = "first") -> PreTrainedTokenizerFast:
+def spacing_tokenizer(template: str, scheme: str = "first") -> PreTrainedTokenizerFast:
     """A tokenizer like Llama 2's, whose tokens are characters.
 
     `scheme` says where a space comes before a word: at the first one of a text, `always` or `never`.

@@ -35,7 +35,7 @@ class Exchanges(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counted(replicate: int, gathered_once: int, *overrides: str) -> dict[str, int]:
+def count_exchanges(replicate: int, gathered_once: int, *overrides: str) -> dict[str, int]:
     """Count a worker's exchanges during an update of one gradient step: name -> how often.
 
     Models of at most `gathered_once` bytes stay gathered.

@@ -44,7 +44,7 @@ def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
     return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
 
 
-def trained(folder: str, *overrides: str) -> list[Metrics]:
+def train_rows(folder: str, *overrides: str) -> list[Metrics]:
     """Rows of metrics of a run, as one or as one of several workers without Ray.
 
     Every checkpoint is under `folder`.
@@ -102,7 +102,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def stored_run(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
+def store_run(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
     """A run as its driver leaves it, of three evaluations that end with a score."""
     run_config = config(f"name={name}", f"storage={storage}", *overrides)
     record = record_of(run_config)

@@ -23,7 +23,7 @@ from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.joint_update import update_team
 
 
-def updated(passes: int, short: int) -> str:
+def fail_to_update(passes: int, short: int) -> str:
     """Update a team in passes of two sequences, and return the error's text.
 
     Worker `short` has memory for this many passes. Its process ends with the error, as one of a run does.

@@ -12,7 +12,7 @@ import httpx
 import torch
 import yaml
 from gymnasium import spaces
-from stores.migrated import migrated
+from stores.migrated import migrate
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -98,7 +98,7 @@ def windows_end(*apps: Gateway) -> None:
 
 @asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
-    migrated(config.database)
+    migrate(config.database)
     app = Gateway(config, seed=0)
     app.service.start()
     transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=True)

@@ -1,22 +1,20 @@
 """Stops the Serve of a cluster that tests share."""
 
-import time
-
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+from waiting import until
 
 from marl_ray.ray_seams import dashboard_client
 
 
 def undeploy(dashboard_url: str, timeout_s: float = 60.0) -> None:
     """Delete all applications, stop Serve and wait until it is gone."""
-    deadline = time.monotonic() + timeout_s
     client = dashboard_client(ServeSubmissionClient, dashboard_url, timeout_s)
     client.delete_applications()
-    while True:
+
+    def running() -> list[str]:
+        """Return what still runs. Without applications a controller that ends still takes configs, and forgets them."""
         details = client.get_serve_details()
-        # Without applications a controller that ends still takes configs, and forgets them.
-        if not details["applications"] and not details.get("controller_info", {}).get("actor_id"):
-            return
-        running = ", ".join(details["applications"]) or "the controller"
-        assert time.monotonic() < deadline, f"after {timeout_s:g} s Serve still runs: {running}"
-        time.sleep(0.25)
+        controller = ["the controller"] if details.get("controller_info", {}).get("actor_id") else []
+        return [*details["applications"], *controller]
+
+    until(lambda: not running(), "the end of Serve", timeout_s, running, look_s=0.25)

@@ -86,7 +86,7 @@ def texts(data: Trajectories) -> list[str]:
 
 def on_two_workers(work: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
     """`work(rank, gather)` of two workers, in threads that gather as processes do."""
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=60)
     values: list[Any] = [None, None]
     results: list[Any] = [None, None]
 

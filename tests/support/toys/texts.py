@@ -95,7 +95,7 @@ def of_two(runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
     return {name: train_alone(config(*more, "resources.workers=2")) for name, more in runs.items()}
 
 
-def trained(folder: str, *overrides: str) -> list[Metrics]:
+def train_rows(folder: str, *overrides: str) -> list[Metrics]:
     """Rows of metrics of a run, as one or as one of several workers without Ray.
 
     Every checkpoint is under `folder`.
@@ -103,6 +103,6 @@ def trained(folder: str, *overrides: str) -> list[Metrics]:
     return train_alone(config(*overrides), Path(folder))
 
 
-def resumed(checkpoint: str, *overrides: str) -> list[Metrics]:
+def resume_rows(checkpoint: str, *overrides: str) -> list[Metrics]:
     """Rows of metrics of a run that continues from a checkpoint, as one or as one of several workers without Ray."""
     return train_alone(config(*overrides), resume=Path(checkpoint))

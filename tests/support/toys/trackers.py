@@ -108,11 +108,11 @@ class Moody(Lines):
 
     def last_iteration(self) -> int | None:
         """The last iteration that it has."""
-        iterations = taken(self.path.parent, self.path.stem)
+        iterations = read_iterations(self.path.parent, self.path.stem)
         return iterations[-1] if iterations else None
 
 
-def taken(storage: Path, tracker: str) -> list[int]:
+def read_iterations(storage: Path, tracker: str) -> list[int]:
     """The iterations that a tracker of a run in `storage` got, in order."""
     path = storage / f"{tracker}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []

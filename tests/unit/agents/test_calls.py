@@ -110,7 +110,7 @@ def test_a_call_is_found_in_every_form(text):
 def test_what_is_no_call(text, failure):
     call = parse_call(text)
     assert (call.failure, call.arguments) == (failure, None)
-    observation = make_call(call, TOOLS, 5.0).observation
+    observation = make_call(call, TOOLS, 60.0).observation
     assert "\n" not in observation and "No tool ''" not in observation
 
 
@@ -130,11 +130,11 @@ def test_the_call_of_a_response_is_said_with_its_end_and_without_what_follows():
 
 def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text():
     text = "Action: {}\nInput:\n```python\nprint('a')\n```\nObservation: a"
-    result = make_call(parse_call(text.format("write")), TOOLS, 5.0)
+    result = make_call(parse_call(text.format("write")), TOOLS, 60.0)
     assert (result.failure, result.observation) == ("", "print('a')\n")
-    assert make_call(parse_call(text.format("mix")), TOOLS, 5.0).failure == "bad_json"
+    assert make_call(parse_call(text.format("mix")), TOOLS, 60.0).failure == "bad_json"
     assert (
-        make_call(parse_call(text.format("write").replace("\n```\n", "\n")), TOOLS, 5.0).failure == "bad_json"
+        make_call(parse_call(text.format("write").replace("\n```\n", "\n")), TOOLS, 60.0).failure == "bad_json"
     )  # cut off
 
 
@@ -209,7 +209,9 @@ def test_arguments_in_marks_are_texts():
     for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>", "[add(2)]", "[add(a=2", "[add](b=2)"):
         assert parse_call(broken).failure
     assert (
-        make_call(parse_call("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 5.0).observation
+        make_call(
+            parse_call("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 60.0
+        ).observation
         == "x = 1"
     )
 
@@ -220,7 +222,7 @@ def test_no_text_raises(text):
     call = parse_call(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.failure)
-    make_call(call, TOOLS, 5.0)
+    make_call(call, TOOLS, 60.0)
 
 
 @pytest.mark.parametrize(

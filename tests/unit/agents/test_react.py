@@ -46,7 +46,7 @@ ONE_LINE = r"^[^\n]*$"
 CALL = 'Thought: I add.\nAction: add\nInput: {"a": 2, "b": 3}'
 
 
-def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
+def reply(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
     """Problem and observation of a response."""
     result = make_call(parse_call(text), TOOLS, timeout_s)
     return result.failure, result.observation
@@ -55,7 +55,7 @@ def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
 def test_a_call_is_read_and_made():
     call = parse_call(CALL)
     assert (call.text, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
-    result = make_call(call, TOOLS, 5.0)
+    result = make_call(call, TOOLS, 60.0)
     assert (result.observation, result.failure, result.tool, result.ends) == ("5", "", "add", False)
 
 
@@ -72,7 +72,7 @@ def test_a_call_is_read_and_made():
     ],
 )
 def test_other_ways_to_write_the_same_call(text):
-    assert (parse_call(text).thought, replied(text)) == ("I add.", ("", "5"))
+    assert (parse_call(text).thought, reply(text)) == ("I add.", ("", "5"))
 
 
 def test_what_follows_the_first_call_is_not_repeated():
@@ -111,7 +111,7 @@ def test_programs_with_real_line_breaks_are_strings():
     ],
 )
 def test_every_mistake_is_an_observation(text, failure, words):
-    action, observation = replied(text)
+    action, observation = reply(text)
     assert action == failure
     assert words in observation
     assert "\n" not in observation
@@ -119,8 +119,8 @@ def test_every_mistake_is_an_observation(text, failure, words):
 
 def test_a_tool_has_until_its_deadline():
     slow = 'Action: misbehave\nInput: {"how": "sleep"}'
-    assert replied(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
-    assert replied(slow)[0] == ""
+    assert reply(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
+    assert reply(slow)[0] == ""
 
 
 def test_calls_that_were_left_behind_do_not_pile_up():
@@ -142,15 +142,15 @@ def test_calls_that_were_left_behind_do_not_pile_up():
 
 
 def test_observations_are_cut_and_can_be_encoded():
-    result = make_call(parse_call('Action: misbehave\nInput: {"how": "junk"}'), TOOLS, 5.0, limit=100)
+    result = make_call(parse_call('Action: misbehave\nInput: {"how": "junk"}'), TOOLS, 60.0, limit=100)
     assert len(result.observation) == 100
     result.observation.encode()
 
 
 def test_the_answer_ends_and_is_never_cut():
-    result = make_call(parse_call('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 5.0, limit=20)
+    result = make_call(parse_call('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 60.0, limit=20)
     assert (result.ends, result.observation) == (True, 200 * "x")
-    assert make_call(parse_call('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 5.0).observation == "4.5"
+    assert make_call(parse_call('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 60.0).observation == "4.5"
 
 
 WORDS = [
@@ -189,7 +189,7 @@ def test_no_text_raises(text):
     call = parse_call(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.failure)
-    result = make_call(call, TOOLS, 5.0, limit=200)
+    result = make_call(call, TOOLS, 60.0, limit=200)
     assert result.ends or len(result.observation) <= 200
     result.observation.encode()
 
@@ -252,7 +252,7 @@ def test_types_become_a_schema():
     assert tool.parameters["required"] == ["place"]
     assert tool.parameters["additionalProperties"] is False
     assert set(tool.parameters["properties"]) == {"place", "near"}
-    assert tool.call({"place": "here", "near": [1, "2"]}, time.monotonic() + 5) == "here [1, 2] True"
+    assert tool.call({"place": "here", "near": [1, "2"]}, time.monotonic() + 60) == "here [1, 2] True"
 
 
 def untyped(a) -> str:
@@ -331,8 +331,8 @@ def test_a_wrong_choice_of_tools_is_one_line(chosen, words):
 def test_options_of_a_function_are_fixed_and_unseen():
     tool = tool_of(add, fixed={"b": 40})
     assert set(tool.parameters["properties"]) == {"a"}
-    assert tool.call({"a": 2}, time.monotonic() + 5) == "42"
-    with pytest.raises(MarlRayError, match="add has no parameter 'c'"):
+    assert tool.call({"a": 2}, time.monotonic() + 60) == "42"
+    with pytest.raises(MarlRayError, match=r"^tools: add has no parameter 'c'; expected a, b$"):
         tool_of(add, fixed={"c": 1})
     assert make_tool("answer", {}).ends
 
@@ -359,6 +359,6 @@ def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monk
     module.Surrender = Surrender  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "surrendering", module)
     tools = make_tools({"surrendering:Surrender": {"words": "No."}})
-    result = make_call(parse_call("Action: give_up\nInput: {}"), tools, 5.0)
+    result = make_call(parse_call("Action: give_up\nInput: {}"), tools, 60.0)
     assert (result.observation, result.ends, Surrender.prepared) == ("No.", True, 1)
     assert write_signature(tools["give_up"]) == "give_up {}"

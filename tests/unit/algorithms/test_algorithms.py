@@ -123,7 +123,7 @@ def test_direct_dapo_advantage_is_the_critics_gain(seed):
     torch.testing.assert_close(soft * data.mask, spread(data, targets), atol=1e-9, rtol=1e-9)
 
 
-def evaluated(data: Trajectories, seed: int) -> PolicyLossInputs:
+def evaluate(data: Trajectories, seed: int) -> PolicyLossInputs:
     generator = torch.Generator().manual_seed(seed)
     new = data.log_probs + 0.4 * torch.randn(data.log_probs.shape, generator=generator, dtype=torch.float64)
     advantages = torch.randn(data.log_probs.shape, generator=generator, dtype=torch.float64) * data.mask
@@ -163,7 +163,7 @@ def test_policy_losses_equal_those_of_loops(name, seed):
     sequence = {"ratio_level": "sequence", "aggregation": "seq-mean-token-mean"}
     for more in [{}, sequence] if name == "rloo" else [{}]:
         data, h = batch(seed), hyper(name, **more)
-        part = evaluated(data, seed)
+        part = evaluate(data, seed)
         loss = algorithm_of(name).policy_loss(part, h)
         assert loss.clipped.dtype == torch.bool
         for i, t in data.mask.nonzero().tolist():

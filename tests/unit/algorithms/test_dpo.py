@@ -16,7 +16,7 @@ HYPER = SPECS["dpo"].hyper.model_validate(SPECS["dpo"].defaults)
 NATS = st.floats(-30, 0, width=32)
 
 
-def evaluated(log_probs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> PolicyLossInputs:
+def evaluate(log_probs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> PolicyLossInputs:
     zeros = torch.zeros_like(log_probs)
     return PolicyLossInputs(log_probs, zeros, zeros, mask, zeros, zeros, reference)
 
@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_the_formula_whatever_the_padding(pairs, beta, doubt
     mask = torch.tensor([[t < len(row) for t in range(steps)] for row in rows])
     padded = [torch.tensor([row + [-99.0] * (steps - len(row)) for row in table]) for table in (rows, reference)]
     hyper = HYPER.model_copy(update={"beta": beta, "label_smoothing": doubt})
-    terms = policy_loss(evaluated(*padded, mask=mask), hyper).loss
+    terms = policy_loss(evaluate(*padded, mask=mask), hyper).loss
     # The aggregation: every sequence counts as one, and so does each of its decisions.
     mean = ((terms * mask).sum(1) / mask.sum(1)).mean()
     assert float(mean) == pytest.approx(slow(rows, reference, beta, doubt), rel=1e-3, abs=1e-4)
@@ -69,9 +69,11 @@ def test_equal_responses_cost_log_two(value, beta, doubt):
 def test_without_pairs_or_a_reference_it_is_refused():
     rows = torch.zeros(3, 2)
     for batch in (
-        evaluated(rows, rows, rows == 0),
-        evaluated(rows[:2], rows[:2], rows[:2] == 0)._replace(reference_log_probs=None),
+        evaluate(rows, rows, rows == 0),
+        evaluate(rows[:2], rows[:2], rows[:2] == 0)._replace(reference_log_probs=None),
     ):
-        with pytest.raises(MarlRayError, match="dpo: expected pairs of rows"):
+        with pytest.raises(
+            MarlRayError, match=r"^dpo: expected pairs of rows, and log-probabilities of the reference policy$"
+        ):
             policy_loss(batch, HYPER)
     assert DPO.spec.pairs and "preferred pairs (`data`)" in DPO.spec.requirements

@@ -103,7 +103,7 @@ def test_damping_adds_to_the_weight_and_leaves_lambda_alone(costs, damping):
         assert damped.multiplier == pytest.approx(min(max(expected, 0.0), 3.0))
 
 
-def circled(multiplier, steps=400):
+def simulate_costs(multiplier, steps=400):
     """Costs of a policy whose logit moves by how far the multiplier is below its equilibrium, 0.05, at a budget of 30."""
     logit, costs = 2.0, []
     for _ in range(steps):
@@ -117,9 +117,9 @@ def test_a_damped_multiplier_settles_where_an_undamped_one_circles():
     swings = [
         max(costs[200:]) - min(costs[200:])
         for costs in (
-            circled(lagrange(30.0, value=0.0, lr=0.005)),
-            circled(lagrange(30.0, value=0.0, lr=0.005, damping=0.2)),
-            circled(pid(30.0, integral=0.0, kp=0.2, error_decay=0.0, cost_decay=0.0)),
+            simulate_costs(lagrange(30.0, value=0.0, lr=0.005)),
+            simulate_costs(lagrange(30.0, value=0.0, lr=0.005, damping=0.2)),
+            simulate_costs(pid(30.0, integral=0.0, kp=0.2, error_decay=0.0, cost_decay=0.0)),
         )
     ]
     assert swings[0] > 10 and max(swings[1:]) < 1, swings
@@ -193,7 +193,7 @@ def test_combine_equals_its_formula(values, multipliers, rescale):
 def test_combine_without_a_multiplier_is_the_advantage_and_refuses_other_shapes():
     advantages, costs = torch.randn(2, 5), torch.randn(2, 5, 1)
     assert torch.equal(combine_advantages(advantages, costs, [0.0], rescale=True), advantages)
-    with pytest.raises(ValueError, match=r"expected \(B, T, 2\)"):
+    with pytest.raises(ValueError, match=r"^cost_advantages: expected \(B, T, 2\), got \(2, 5, 1\)$"):
         combine_advantages(advantages, costs, [0.0, 1.0], rescale=True)
 
 

@@ -72,14 +72,14 @@ DIFFERENT = {
 """Fields and variables that may differ, and why."""
 
 
-def _compared(part: Any) -> Any:
+def _comparable(part: Any) -> Any:
     """A manifest without what may differ, and with lists of named things by name, as their order means nothing."""
     if isinstance(part, list) and all(isinstance(item, dict) and "name" in item for item in part):
         part = {item["name"]: item for item in part}
     if isinstance(part, dict):
-        parts = {key: _compared(value) for key, value in part.items()}
+        parts = {key: _comparable(value) for key, value in part.items()}
         return {key: parts[key] for key in parts if not any(fnmatch(key, pattern) for pattern in DIFFERENT)}
-    return [_compared(item) for item in part] if isinstance(part, list) else part
+    return [_comparable(item) for item in part] if isinstance(part, list) else part
 
 
 def _differences(chart: Any, config: Any, path: str = "") -> list[str]:
@@ -104,7 +104,7 @@ def test_the_chart_and_a_config_render_the_same(case):
     [of_chart] = [document for document in documents(VALUES | values) if document["kind"] == kind]
     of_config = render(parse_config(ClusterConfig, CONFIG | {"name": of_chart["metadata"]["name"]} | config))[0]
     assert of_config["kind"] == kind
-    assert _differences(_compared(of_chart["spec"]), _compared(of_config["spec"])) == []
+    assert _differences(_comparable(of_chart["spec"]), _comparable(of_config["spec"])) == []
     queue = {key: value for key, value in of_chart["metadata"]["labels"].items() if "kueue" in key}
     assert queue.items() <= of_config["metadata"]["labels"].items()
     elastic = of_chart["metadata"].get("annotations", {})
@@ -118,5 +118,5 @@ def test_any_other_difference_is_seen():
     head = changed["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     head["terminationGracePeriodSeconds"] = 1
     head["containers"][0]["env"].append({"name": "NEW", "value": "1"})
-    differences = _differences(_compared(of_chart), _compared(changed))
+    differences = _differences(_comparable(of_chart), _comparable(changed))
     assert {line.split(":")[0].rpartition(".")[2] for line in differences} == {"NEW", "terminationGracePeriodSeconds"}

@@ -30,7 +30,7 @@ JOB = {"job": {"entrypoint": "marl-ray train config.yaml"}}
 SERVICE = {"service": {"serve": {"applications": []}}}
 
 
-def rendered(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+def render_parts(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     merged: dict[str, Any] = {}
     for part in (BASE, *parts):
         merged |= part
@@ -44,7 +44,7 @@ def cluster_of(resource: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("parts", "kind"), [({}, "RayCluster"), (JOB, "RayJob"), (SERVICE, "RayService")])
 def test_what_is_rendered_has_no_finding(parts, kind):
-    resource, *others = rendered(parts)
+    resource, *others = render_parts(parts)
     assert resource["kind"] == kind
     budgets = {"PodDisruptionBudget"} if kind == "RayService" else set()
     assert {item["kind"] for item in others} == {"NetworkPolicy"} | budgets
@@ -52,8 +52,8 @@ def test_what_is_rendered_has_no_finding(parts, kind):
 
 
 def test_a_job_by_the_clock_has_the_job_inside():
-    [clock, *_] = rendered({"job": JOB["job"] | {"schedule": "0 3 * * *", "time_zone": "Europe/Rome"}})
-    [job, *_] = rendered(JOB)
+    [clock, *_] = render_parts({"job": JOB["job"] | {"schedule": "0 3 * * *", "time_zone": "Europe/Rome"}})
+    [job, *_] = render_parts(JOB)
     assert (clock["kind"], clock["spec"]["schedule"], clock["spec"]["timeZone"]) == (
         "RayCronJob",
         "0 3 * * *",
@@ -68,7 +68,7 @@ def test_a_job_by_the_clock_has_the_job_inside():
 
 @pytest.mark.parametrize("parts", [{}, JOB, SERVICE])
 def test_every_pod_is_confined_drains_and_gets_what_it_asks_for(parts):
-    resource, *_ = rendered(parts, {"drain_s": 45})
+    resource, *_ = render_parts(parts, {"drain_s": 45})
     cluster = cluster_of(resource)
     templates = [pod_group["template"] for pod_group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     templates += [resource["spec"]["submitterPodTemplate"]] if "submitterPodTemplate" in resource["spec"] else []
@@ -87,7 +87,7 @@ def test_every_pod_is_confined_drains_and_gets_what_it_asks_for(parts):
 
 
 def test_the_head_does_no_work_and_stays_and_spot_groups_fall_back():
-    [resource, _] = rendered()
+    [resource, _] = render_parts()
     cluster = resource["spec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0" and cluster["authOptions"] == {"mode": "token"}
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
@@ -112,16 +112,18 @@ def test_the_head_does_no_work_and_stays_and_spot_groups_fall_back():
 def test_the_autoscaler_reads_the_resources_of_a_group():
     """Ray's own parser, which takes whole numbers alone."""
     group = {"replicas": [0, 2], "cpus": 0.5, "resources": {"rollout": 2}}
-    [resource, *_] = rendered({"groups": {"rollouts": group}})
+    [resource, *_] = render_parts({"groups": {"rollouts": group}})
     [written] = resource["spec"]["workerGroupSpecs"]
     assert _get_custom_resources({}, written["rayStartParams"], "rollouts") == {"rollout": 2}
-    with pytest.raises(MarlRayError, match=r"groups.rollouts.resources.rollout"):
-        rendered({"groups": {"rollouts": group | {"resources": {"rollout": 0.5}}}})
+    with pytest.raises(
+        MarlRayError, match=r"^config: groups\.rollouts\.resources\.rollout: expected a whole number, got 0\.5$"
+    ):
+        render_parts({"groups": {"rollouts": group | {"resources": {"rollout": 0.5}}}})
 
 
 def test_the_pods_of_a_gateway_have_a_budget_keys_and_a_spool():
     service = SERVICE["service"] | {"api_keys_secret": "keys"}
-    [resource, budget, _] = rendered({"groups": {"gateway": {"replicas": 3}}, "service": service})
+    [resource, budget, _] = render_parts({"groups": {"gateway": {"replicas": 3}}, "service": service})
     assert budget["spec"]["minAvailable"] == 2 and budget["metadata"]["name"] == "train-gateway"
     [group] = resource["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert budget["spec"]["selector"]["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
@@ -130,7 +132,9 @@ def test_the_pods_of_a_gateway_have_a_budget_keys_and_a_spool():
 
 
 def test_storage_is_a_claim_or_a_folder_of_every_machine():
-    [resource, *_] = rendered({"volumes": [{"host": "/mnt/runs", "path": "/runs"}, {"claim": "data", "path": "/data"}]})
+    [resource, *_] = render_parts(
+        {"volumes": [{"host": "/mnt/runs", "path": "/runs"}, {"claim": "data", "path": "/data"}]}
+    )
     volumes = {volume["name"]: volume for volume in resource["spec"]["headGroupSpec"]["template"]["spec"]["volumes"]}
     assert volumes["storage"]["hostPath"] == {"path": "/mnt/runs", "type": "Directory"}
     assert volumes["storage-1"]["persistentVolumeClaim"] == {"claimName": "data"}
@@ -143,7 +147,7 @@ def _terms(template: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_fixed_cluster_has_no_autoscaler():
-    [resource, *_] = rendered({"groups": {"workers": {"replicas": 1}}})
+    [resource, *_] = render_parts({"groups": {"workers": {"replicas": 1}}})
     assert not {"enableInTreeAutoscaling", "autoscalerOptions"} & resource["spec"].keys()
     assert "restartPolicy" not in resource["spec"]["headGroupSpec"]["template"]["spec"]
 
@@ -223,13 +227,13 @@ WRONG = [
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_a_wrong_config_is_one_line_that_names_the_key(change, words):
     with pytest.raises(MarlRayError) as caught:
-        rendered(change)
+        render_parts(change)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_what_somebody_else_has_made_may_have_any_name_that_kubernetes_takes():
     names = {"claim": "1." + "c" * 90, "path": "/runs"}
-    [resource, *_] = rendered({"volumes": [names], "secrets": ["my.secret"], "pull_secrets": ["9"]})
+    [resource, *_] = render_parts({"volumes": [names], "secrets": ["my.secret"], "pull_secrets": ["9"]})
     spec = resource["spec"]["headGroupSpec"]["template"]["spec"]
     assert spec["imagePullSecrets"] == [{"name": "9"}]
     assert {"persistentVolumeClaim": {"claimName": names["claim"]}}.items() <= {
@@ -238,7 +242,7 @@ def test_what_somebody_else_has_made_may_have_any_name_that_kubernetes_takes():
 
 
 def test_a_large_number_of_cpus_is_written_out():
-    [resource, *_] = rendered({"groups": {"a": {"cpus": 2_000_001}}})
+    [resource, *_] = render_parts({"groups": {"a": {"cpus": 2_000_001}}})
     [group] = resource["spec"]["workerGroupSpecs"]
     assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "2000001"
 
@@ -261,7 +265,7 @@ def test_a_large_number_of_cpus_is_written_out():
     st.sampled_from([{}, JOB, SERVICE]),
 )
 def test_any_config_renders_to_what_the_linter_takes(groups, parts):
-    manifests = rendered({"groups": groups}, parts)
+    manifests = render_parts({"groups": groups}, parts)
     assert list(yaml.safe_load_all(to_yaml(manifests))) == manifests
     assert [finding for manifest in manifests for finding in lint_manifest(manifest, "x")] == []
 
@@ -277,7 +281,9 @@ def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
 
 @pytest.mark.parametrize("parts", [SERVICE, {"job": {"entrypoint": "x", "schedule": "0 3 * * *"}}])
 def test_a_run_is_submitted_to_no_gateway_and_by_no_clock(tmp_path, parts):
-    with pytest.raises(MarlRayError, match=r"--kuberay: expected the config of a cluster without service"):
+    with pytest.raises(
+        MarlRayError, match=r"^--kuberay: expected the config of a cluster without service and job\.schedule$"
+    ):
         submission.submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts), "x")
 
 

@@ -135,5 +135,7 @@ def test_names_are_no_paths(tmp_path):
     with server(200, kinds, tmp_path) as connection:
         assert path_of(connection, "ray.io/v1", "RayJob", "../x?y").endswith("/rayjobs/..%2Fx%3Fy")
         for wrong in ({"kind": "RayJob"}, {"kind": "RayJob", "apiVersion": "ray.io/v1", "metadata": "x"}):
-            with pytest.raises(MarlRayError, match=r"RayJob: expected apiVersion, kind and metadata.name"):
+            with pytest.raises(
+                MarlRayError, match=r"^RayJob: expected apiVersion, kind and metadata\.name, each a text$"
+            ):
                 apply(connection, wrong)

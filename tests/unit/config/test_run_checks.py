@@ -170,7 +170,7 @@ def test_a_greedy_member_leaves_two_others_to_compare():
 
 def test_a_frozen_policy_has_no_hyper_parameters():
     team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "frozen": True, "bundle": "b", "hyper": {"lr": 0.1}}}
-    with pytest.raises(MarlRayError, match=r"team.b.hyper.lr: a frozen policy has no hyper-parameters"):
+    with pytest.raises(MarlRayError, match=r"^config: team\.b\.hyper\.lr: a frozen policy has no hyper-parameters$"):
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team})
 
 

@@ -61,7 +61,9 @@ def test_a_mistake_is_named(name, failures):
 def test_settings_are_options():
     lines = [each.failure for each in check("checked_rewards:once", {"strict": True})]
     assert lines == [None, "every answer was paid 0, so nothing is learnt from it", None, None]
-    with pytest.raises(MarlRayError, match="reward: checked_rewards:once has no option 'strct'; did you mean strict"):
+    with pytest.raises(
+        MarlRayError, match=r"^reward: checked_rewards:once has no option 'strct'; did you mean strict\?$"
+    ):
         list(check("checked_rewards:once", {"strct": True}))
 
 

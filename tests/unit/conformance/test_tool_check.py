@@ -101,7 +101,7 @@ def test_a_mistake_is_named(name, failures, monkeypatch):
 
 def test_settings_are_options():
     assert [each.failure for each in check("checked_tools:travel", {"price": 2.0})] == [None] * 5
-    with pytest.raises(MarlRayError, match="tools: checked_tools:travel has no option 'prce'; did you mean price"):
+    with pytest.raises(MarlRayError, match=r"^tools: checked_tools:travel has no option 'prce'; did you mean price\?$"):
         list(check("checked_tools:travel", {"prce": 2.0}))
 
 

@@ -19,10 +19,10 @@ GENERATED = re.compile(r"^<!-- begin (\w+) -->$.*?^<!-- end -->$", re.MULTILINE 
 """Tables that a benchmark writes, which tests/unit/docs/test_site.py compares with its results."""
 OTHER = re.compile(
     r"`[^`]*`|\]\([^)]*\)|<!--.*?-->"
-    r"|\d+(?:\.\d+){2,}|\b(?:vLLM|Ray|TRL|RLlib|JaxMARL|Python|accelerate) \d+\.\d+|\barXiv[: ][\d.]+"
+    r"|\d+(?:\.\d+){2,}|\b(?:vLLM|Ray|TRL|RLlib|JaxMARL|Python|accelerate) \d+\.\d+|\barXiv[: ][\d.]+|\bsection \d+\.\d+"
     r"|\b(?:19|20)\d\d\b(?![,.]\d)"
 )
-"""Inline code, targets of links, comments, versions, papers, years: no figures."""
+"""Inline code, targets of links, comments, versions, papers and their sections, years: no figures."""
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d)")
 CLAIM = re.compile(r"\(measured: |\b(?:[Mm]easured|[Ss]imulated|[Tt]ried) once\b|\bIn one measurement\b")
 """Words with which a sentence says that its figures were measured."""
@@ -83,7 +83,7 @@ def figures(text: str) -> list[str]:
     return [number for number in numbers if "." in number or "e" in number or len(number.replace(",", "")) >= 4]
 
 
-def unsupported(text: str, known: list[float]) -> list[str]:
+def find_unsupported(text: str, known: list[float]) -> list[str]:
     """The figures of a text that are none of the known numbers, however they are rounded."""
     return [
         number
@@ -92,7 +92,7 @@ def unsupported(text: str, known: list[float]) -> list[str]:
     ]
 
 
-def measured(result: str) -> list[float]:
+def numbers_of(result: str) -> list[float]:
     """The numbers of a stored result."""
     return [value(number) for number in NUMBER.findall((RESULTS / result).read_text())]
 
@@ -107,9 +107,9 @@ LINKING = [
 
 @pytest.mark.parametrize(("page", "heading", "text"), LINKING)
 def test_figures_are_those_of_the_linked_results(page, heading, text):
-    known = [number for result in set(LINK.findall(text)) for number in measured(result)]
+    known = [number for result in set(LINK.findall(text)) for number in numbers_of(result)]
     known += UNMEASURED.get((str(page.relative_to(ROOT)), heading), [])
-    assert unsupported(text, known) == []
+    assert find_unsupported(text, known) == []
 
 
 def test_many_sections_link_their_results():
@@ -159,7 +159,7 @@ def test_figures_without_a_source_are_refused(heading, text):
     ],
 )
 def test_a_figure_is_a_number_of_the_result_or_one_of_its_numbers_rounded(text, wrong):
-    assert unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong
+    assert find_unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong
 
 
 def names_machine(result) -> bool:
@@ -174,7 +174,27 @@ def test_a_result_names_its_machine(path):
     assert names_machine(json.loads(path.read_text())) == (path.stem not in WITHOUT_MACHINE)
 
 
+SCRIPTS = {path.stem: path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")}
+WRITERS = {name: text for name, text in SCRIPTS.items() if re.search(r"records import.*\b(RESULTS|store)\b", text)}
+"""Scripts that write results."""
+
+
 def test_every_script_that_writes_results_asks_for_the_machine():
-    texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")}
-    writers = {name for name, text in texts.items() if re.search(r"records import.*\b(RESULTS|store)\b", text)}
-    assert {name for name in writers if "machine(" not in texts[name]} == {"recipe_page"}  # which reads a result
+    assert {name for name, text in WRITERS.items() if "machine(" not in text} == {"recipe_page"}  # which reads a result
+
+
+def test_every_script_that_takes_times_stores_the_load_before():
+    timing = {name for name, text in WRITERS.items() if "perf_counter" in text}
+    assert {name for name in timing if '"load_before"' not in WRITERS[name]} == set() and len(timing) > 10
+
+
+def keys_of(value) -> set[str]:
+    """Return the keys of a result, at any depth."""
+    if isinstance(value, dict):
+        return value.keys() | {key for inner in value.values() for key in keys_of(inner)}
+    return {key for inner in value for key in keys_of(inner)} if isinstance(value, list) else set()
+
+
+def test_the_load_has_one_name_in_all_results():
+    keys = {key for path in RESULTS.glob("*.json") for key in keys_of(json.loads(path.read_text()))}
+    assert {key for key in keys if "load" in key.split("_")} == {"load_before"}

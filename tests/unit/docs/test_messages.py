@@ -16,7 +16,7 @@ ENTRY = re.compile(r"^#### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[
 """A heading, the cause of the message, and its remedy."""
 
 
-def quoted() -> list[str]:
+def quoted_messages() -> list[str]:
     """The headings of the fourth level below the heading Messages, whose parts are of the third."""
     page = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Messages\n")[2]
     messages = [match[2] for match in ENTRY.finditer(page)]
@@ -53,7 +53,7 @@ def templates() -> Iterator[str]:
                 yield ": ".join(texts)
 
 
-@pytest.mark.parametrize("message", quoted())
+@pytest.mark.parametrize("message", quoted_messages())
 def test_an_explained_message_is_one_of_the_source(message):
     parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
     assert sum(map(str.isalpha, "".join(parts))) >= MIN_LETTERS
@@ -62,4 +62,4 @@ def test_an_explained_message_is_one_of_the_source(message):
 
 
 def test_the_page_explains_many_messages():
-    assert len(set(quoted())) == len(quoted()) > 60
+    assert len(set(quoted_messages())) == len(quoted_messages()) > 60

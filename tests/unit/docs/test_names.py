@@ -1,5 +1,6 @@
 """Pages and docstrings name what is there: files, errors, modules, commands and their options."""
 
+import ast
 import builtins
 import re
 from collections import defaultdict
@@ -26,6 +27,8 @@ IMPORTED = re.compile(r"^\s*(?:from [\w.]+ )?import (?:\(([^)]*)\)|(.*))$", re.M
 DOTTED = re.compile(r"`(marl_ray(?:\.\w+)+)(?:[:(][^`]*)?`")
 TICKED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
 """A name in back ticks, which may be dotted, or a call of it."""
+ATTRIBUTE = re.compile(r"`([A-Z][a-z]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`")
+"""An attribute of a class in back ticks, or a call of it."""
 CHAIN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 TEXT = re.compile(r'(?P<line>^ *)?(?P<string>"""[\s\S]*?""")|(?:^ *|  )# .*', re.MULTILINE)
 """A string of several lines, which is a docstring if nothing is before it in its line, or a comment."""
@@ -69,7 +72,7 @@ def texts() -> Iterator[tuple[Path, str]]:
     yield from ((page, page.read_text()) for page in PAGES)
 
 
-def written(page: Path) -> set[str]:
+def files_written_on(page: Path) -> set[str]:
     """Return the names of the files that a reader of a page writes, also on the pages before it.
 
     They are the names of blocks, and what `marl-ray new` prints.
@@ -84,7 +87,7 @@ def test_files_that_pages_and_docstrings_name_exist():
     there = {f"/{path.relative_to(ROOT)}" for path in sources()}
     missing, count = [], 0
     for path, text in texts():
-        made = written(path) if path.suffix == ".md" else set()
+        made = files_written_on(path) if path.suffix == ".md" else set()
         for name in FILE.findall(ELSEWHERE.sub("", text)):
             count += 1
             if not any(other.endswith(f"/{name}") for other in there) and name not in made:
@@ -210,6 +213,39 @@ def test_names_in_docstrings_and_comments_are_in_the_code():
     assert len(named) > 700
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(missing) if name not in NO_NAMES] == []
     assert {name for _, name in missing} >= NO_NAMES  # a name that is there needs no line
+
+
+@cache
+def attributes() -> dict[str, set[str]]:
+    """Class of the package -> its attributes, those of its base classes too."""
+    own_names, bases = defaultdict(set), defaultdict(set)
+    for path, text in sources().items():
+        for node in ast.walk(ast.parse(text)) if path.is_relative_to(ROOT / "src") else ():
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] |= {base.id for base in node.bases if isinstance(base, ast.Name)}
+                own_names[node.name] |= {
+                    part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+                }
+                own_names[node.name] |= {
+                    part.id if isinstance(part, ast.Name) else part.attr
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store)
+                }
+
+    def inherited(name: str) -> set[str]:
+        return own_names[name].union(*(inherited(base) for base in bases[name] if base in own_names))
+
+    return {name: inherited(name) for name in [*own_names]}
+
+
+def test_attributes_that_pages_and_docstrings_name_are_those_of_their_class():
+    named = {(path, *names) for path, text in texts() for names in ATTRIBUTE.findall(text) if names[0] in attributes()}
+    wrong = {(path, f"{owner}.{name}") for path, owner, name in named if name not in attributes()[owner]}
+    assert len(named) > 50
+    # RLlib has an Algorithm too.
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(wrong)] == [
+        "benchmarks/README.md: Algorithm.train"
+    ]
 
 
 @cache

@@ -46,7 +46,9 @@ def test_a_warm_up_resets_steps_once_and_closes():
 
 
 def test_a_warm_up_refuses_a_reward_that_is_not_finite():
-    with pytest.raises(MarlRayError, match="gives a a reward of nan, expected a finite number"):
+    with pytest.raises(
+        MarlRayError, match=r"^env\.id: sample_envs:Unpaid gives a a reward of nan, expected a finite number$"
+    ):
         warm_up(EnvConfig(id="sample_envs:Unpaid"))
 
 

@@ -50,7 +50,7 @@ def test_gymnasium_kwargs_and_infos():
         ("no_such_module:Thing-v0", r"env.id: cannot make 'gymnasium.no_such_module:Thing-v0' \("),
     ],
 )
-def test_unknown_gymnasium_ids(env_id, message):
+def test_unknown_gymnasium_ids_are_refused_in_one_line(env_id, message):
     with pytest.raises(MarlRayError, match=message) as caught:
         single_agent(env_id)
     assert "\n" not in str(caught.value)

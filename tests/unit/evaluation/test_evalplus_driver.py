@@ -73,7 +73,7 @@ def test_what_is_wanted_may_be_large_not_a_number_or_counted():
         (1e12, 1e12 + 1e4, True),
     ],
 )
-def test_what_is_near(output, want, close):
+def test_what_is_near_counts_as_equal(output, want, close):
     assert is_near(output, want, 1e-6) is close
 
 
@@ -102,38 +102,38 @@ def test_special_oracles_judge_their_tasks(name, given_to, output, want, right):
     assert same(name, given_to, output, want, 0.0) is right
 
 
-def checked(function, inputs, expected, atol=0.0, name="f", limit=5.0):
+def check_outputs(function, inputs, expected, atol=0.0, name="f", limit=5.0):
     check(function, name, "base", dumps(inputs), dumps(expected), atol, [limit] * len(inputs))
 
 
 def test_floats_are_met_nearly_and_other_outputs_exactly():
-    checked(lambda x: x + 1e-8, [[1.0]], [1.0])
+    check_outputs(lambda x: x + 1e-8, [[1.0]], [1.0])
     with pytest.raises(AssertionError, match=r"^base input 2 of 2$"):
-        checked(lambda x: x, [[1], [2]], [1, 3])
+        check_outputs(lambda x: x, [[1], [2]], [1, 3])
     with pytest.raises(AssertionError, match="input 1 of 1"):
-        checked(lambda x: x + 1e-8, [[1]], [1])
+        check_outputs(lambda x: x + 1e-8, [[1]], [1])
     with pytest.raises(AssertionError, match="input 1 of 1"):
-        checked(lambda x: 1, [[1.0]], [1.0 + 1e-9])  # an int is no float
-    checked(lambda x: x + 1e-8, [[1.0], [2]], [1.0, 2.0])
-    checked(lambda x: [x + 1e-4], [[1]], [[1.0]], atol=1e-3)
+        check_outputs(lambda x: 1, [[1.0]], [1.0 + 1e-9])  # an int is no float
+    check_outputs(lambda x: x + 1e-8, [[1.0], [2]], [1.0, 2.0])
+    check_outputs(lambda x: [x + 1e-4], [[1]], [[1.0]], atol=1e-3)
 
 
 def test_a_zero_is_found_wherever_it_is_and_the_function_cannot_change_its_polynomial():
-    checked(lambda xs: 1.0, [[[-1, 0, 1]]], [-1.0], atol=1e-4, name="find_zero")
+    check_outputs(lambda xs: 1.0, [[[-1, 0, 1]]], [-1.0], atol=1e-4, name="find_zero")
 
     def clears(xs):
         xs.clear()
         return 5.0
 
     with pytest.raises(AssertionError):
-        checked(clears, [[[-1, 0, 1]]], [-1.0], atol=1e-4, name="find_zero")
+        check_outputs(clears, [[[-1, 0, 1]]], [-1.0], atol=1e-4, name="find_zero")
 
 
 def test_an_input_has_its_own_time():
     with pytest.raises(AssertionError, match=r"base input 1 of 1: took over 0\.05 s"):
-        checked(lambda x: time.sleep(5), [[1]], [None], limit=0.05)
+        check_outputs(lambda x: time.sleep(5), [[1]], [None], limit=0.05)
     with pytest.raises(AssertionError, match="took over"):
-        checked(lambda x: (1 for _ in iter(int, 1)), [[1]], [[1]], name="Diff", limit=0.05)
+        check_outputs(lambda x: (1 for _ in iter(int, 1)), [[1]], [[1]], name="Diff", limit=0.05)
 
 
 def test_a_time_limit_leaves_the_timer_that_was_running():

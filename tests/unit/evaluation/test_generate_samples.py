@@ -213,7 +213,7 @@ def test_options_that_do_not_fit_are_one_line(bundle, options, message, request)
     assert "\n" not in str(caught.value)
 
 
-def test_bundles_that_cannot_answer(tmp_path, single_policy):
+def test_bundles_that_cannot_answer_are_refused(tmp_path, single_policy):
     instead = r"; `marl-ray evaluate --episodes N` plays whole episodes with these$"
     with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models" + instead):
         Writer(WritingRequest(policy=make_bundle(tmp_path, 1)), OWN)
@@ -240,5 +240,5 @@ def test_synthetic_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_
     tasks("arithmetic", split="train", count=3, levels="1,3")
     (tmp_path / "m.jsonl").write_text(capsys.readouterr().out)
     assert len(read_math(str(tmp_path / "m.jsonl"))) == 3
-    with pytest.raises(MarlRayError, match="--levels '9': levels: 9, expected some of 1 to 4"):
+    with pytest.raises(MarlRayError, match=r"^--levels '9': levels: 9, expected some of 1 to 4$"):
         tasks("python", levels="9")

@@ -35,7 +35,7 @@ def test_a_problem_without_an_id_is_called_by_its_number_and_no_id_comes_twice()
     problems = load_problems(benchmark("math"), str(FILE)).problems
     assert [problem.task_id for problem in problems] == ["product", "1"]
     lines = [json.loads(line) | {"task_id": "1"} for line in FILE.read_text().splitlines()]
-    with pytest.raises(MarlRayError, match="f:1: task_id '1' is already that of f:0"):
+    with pytest.raises(MarlRayError, match=r"^f:1: task_id '1' is already that of f:0$"):
         benchmark("math").parse([FileRow(f"f:{number}", line) for number, line in enumerate(lines)])
-    with pytest.raises(MarlRayError, match="f:0: missing key 'answer'"):
+    with pytest.raises(MarlRayError, match=r"^f:0: missing key 'answer'$"):
         benchmark("math").parse([FileRow("f:0", {"prompt": "p"})])

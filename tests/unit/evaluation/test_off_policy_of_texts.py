@@ -102,7 +102,9 @@ def test_units_of_greedy_or_cut_distributions_are_left_out(bundles, tmp_path):
     row = [PROMPT, [65], [-1.0], 1.0, policy.tokenizer, policy.generation]
     rows = [served_row("a", *row), served_row("b", *row), served_row("b", *row, turn=1, sampled=False)]
     assert estimate_text_outcome(bundles[0], write_served(tmp_path / "e.parquet", rows), floor=0.0).units == 1
-    with pytest.raises(MarlRayError, match="drawn from the whole distribution"):
+    with pytest.raises(
+        MarlRayError, match=r"/e\.parquet: expected units whose texts were all drawn from the whole distribution$"
+    ):
         estimate_text_outcome(bundles[0], write_served(tmp_path / "e.parquet", rows[2:]), floor=0.0)
 
 
@@ -127,5 +129,7 @@ def test_what_does_not_fit_is_named(bundles, tmp_path):
             estimate_text_outcome(bundles[0], path, floor=0.0)
         assert message in str(caught.value)
     path = write_served(tmp_path / "e.parquet", [good, good | {"turn": 1, "outcome": 2.0}])
-    with pytest.raises(MarlRayError, match="row 1, column outcome: expected the same outcome in all rows of a unit"):
+    with pytest.raises(
+        MarlRayError, match=r"/e\.parquet: row 1, column outcome: expected the same outcome in all rows of a unit$"
+    ):
         estimate_text_outcome(bundles[0], path, floor=0.0)

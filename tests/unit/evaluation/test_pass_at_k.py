@@ -69,7 +69,9 @@ def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
     ("groups", "weights"), [([], []), ([np.ones(2)], [0.0]), ([np.ones(0)], [1.0]), ([np.ones(1)], [-1.0])]
 )
 def test_nothing_to_aggregate_is_an_error(groups, weights):
-    with pytest.raises(MarlRayError, match=r"^aggregate: expected"):
+    with pytest.raises(
+        MarlRayError, match=r"^aggregate: expected evaluations with problems, and weights that add up to more than 0$"
+    ):
         problem_bootstrap(groups, weights)
 
 

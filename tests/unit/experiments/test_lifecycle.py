@@ -105,10 +105,10 @@ def test_a_stage_begins_with_its_start_its_resumption_and_its_config():
     assert state_under_config(second, PLAN, replace(PLAN, stages=(0.1, 0.9)), 9.0).stage == 0
     marked = transition(second, Action.ROLLBACK, PLAN, 10.0, "b")
     assert (marked.stage, marked.stage_since) == (1, 8.0)
-    with pytest.raises(MarlRayError, match="the control 'b' has been rolled back"):
+    with pytest.raises(MarlRayError, match=r"^arms: the control 'b' has been rolled back; expected another first arm$"):
         state_under_config(marked, PLAN, replace(PLAN, control="b"), 9.0)
     promoted = transition(second, Action.PROMOTE, PLAN, 9.0, "c")
-    with pytest.raises(MarlRayError, match="'c' has been promoted, the config has no such arm"):
+    with pytest.raises(MarlRayError, match=r"^arms: 'c' has been promoted, the config has no such arm$"):
         state_under_config(promoted, PLAN, heavier, 9.0)
 
 
@@ -194,5 +194,7 @@ def test_experiments_of_a_layer_are_disjoint():
         return parse_config(GatewayConfig, {"experiments": parts})
 
     gateway(("l", 0.5, 1.0), ("l", 0.0, 0.5), ("m", 0.0, 1.0), (None, 0, 1))
-    with pytest.raises(MarlRayError, match="e1 and e0 overlap in layer 'l', expected disjoint layer_share"):
+    with pytest.raises(
+        MarlRayError, match=r"^config: experiments: e1 and e0 overlap in layer 'l', expected disjoint layer_share$"
+    ):
         gateway(("l", 0.4, 1.0), ("l", 0.0, 0.5))

@@ -9,34 +9,36 @@ from marl_ray.rewards import defines, extract, python_blocks
 F = "def f(x):\n    return x\n"
 
 
-def fenced(code, info="python", fence="```"):
+def fenced_code(code, info="python", fence="```"):
     return f"{fence}{info}\n{code}{fence}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param(fenced(F), F, id="one block"),
-        pytest.param("First:\n" + fenced("def f(): 1\n") + "Better:\n" + fenced(F), F, id="the last that defines it"),
-        pytest.param(fenced(F) + "Use it:\n" + fenced("print(f(1))\n"), F, id="a usage example comes after"),
-        pytest.param(fenced("x = 1\n") + fenced("y = 2\n"), "y = 2\n", id="none defines it: the last"),
-        pytest.param(fenced(F) + fenced("pip install f\n", "bash"), F, id="another language does not count"),
-        pytest.param(fenced(F, ""), F, id="no language"),
-        pytest.param(fenced(F, "Python title=a.py"), F, id="an attribute after the language"),
-        pytest.param(fenced(F, fence="~~~"), F, id="tildes"),
-        pytest.param(fenced(F).replace("\n", "\r\n"), F.replace("\n", "\r\n"), id="CRLF"),
+        pytest.param(fenced_code(F), F, id="one block"),
+        pytest.param(
+            "First:\n" + fenced_code("def f(): 1\n") + "Better:\n" + fenced_code(F), F, id="the last that defines it"
+        ),
+        pytest.param(fenced_code(F) + "Use it:\n" + fenced_code("print(f(1))\n"), F, id="a usage example comes after"),
+        pytest.param(fenced_code("x = 1\n") + fenced_code("y = 2\n"), "y = 2\n", id="none defines it: the last"),
+        pytest.param(fenced_code(F) + fenced_code("pip install f\n", "bash"), F, id="another language does not count"),
+        pytest.param(fenced_code(F, ""), F, id="no language"),
+        pytest.param(fenced_code(F, "Python title=a.py"), F, id="an attribute after the language"),
+        pytest.param(fenced_code(F, fence="~~~"), F, id="tildes"),
+        pytest.param(fenced_code(F).replace("\n", "\r\n"), F.replace("\n", "\r\n"), id="CRLF"),
         pytest.param(
             "````python\n" + F + "# ```\n```\n````\n", F + "# ```\n```\n", id="a longer fence holds a shorter"
         ),
         pytest.param("```python\n" + F, None, id="never closed"),
         pytest.param(
-            fenced("y = 2\n") + "```python\n" + F, "y = 2\n", id="the last was cut off: a complete one before"
+            fenced_code("y = 2\n") + "```python\n" + F, "y = 2\n", id="the last was cut off: a complete one before"
         ),
         pytest.param("def f(x):\n    return x\n", None, id="no fence at all"),
         pytest.param("", None, id="nothing"),
         pytest.param("inline ```def f(x): return x``` code", None, id="inline"),
-        pytest.param(fenced(""), "", id="an empty block"),
-        pytest.param(fenced("class f:\n    pass\n"), "class f:\n    pass\n", id="a class"),
+        pytest.param(fenced_code(""), "", id="an empty block"),
+        pytest.param(fenced_code("class f:\n    pass\n"), "class f:\n    pass\n", id="a class"),
     ],
 )
 def test_the_last_complete_block_that_defines_the_entry_point(text, expected):
@@ -70,7 +72,7 @@ def test_what_defines_a_name(code, expected):
 @given(st.lists(st.text(alphabet="ab=\n \\\"'", max_size=30), max_size=5))
 def test_complete_blocks_come_back_as_they_were(codes):
     codes = [code + "\n" for code in codes]
-    assert list(python_blocks("text\n".join(fenced(code) for code in codes))) == codes
+    assert list(python_blocks("text\n".join(fenced_code(code) for code in codes))) == codes
 
 
 @given(st.text(alphabet="`~ \npython", max_size=200))
@@ -98,14 +100,14 @@ INDENTED = "    def f(x):\n        return x\n"
         pytest.param("1. - ```python\n     def f(x):\n         return x\n     ```\n", id="in a list of a list"),
         pytest.param("\t```python\n\tdef f(x):\n\t    return x\n\t```\n", id="a tab"),
         pytest.param("    ```python\n" + INDENTED + "```\n", id="closed further out"),
-        pytest.param(fenced(F, "{.python}"), id="attributes in braces"),
-        pytest.param(fenced(F, "{python}"), id="as in notebooks"),
-        pytest.param(fenced(F, "python:solution.py"), id="a file's name"),
-        pytest.param(fenced(F, "python3.11"), id="a version"),
-        pytest.param(fenced(F, "python, linenos"), id="a comma"),
-        pytest.param(fenced(F, "python `a`", "~~~"), id="backticks behind tildes"),
-        pytest.param(fenced(F, fence="~~~~~"), id="longer tildes"),
-        pytest.param(fenced(F, " python "), id="spaces"),
+        pytest.param(fenced_code(F, "{.python}"), id="attributes in braces"),
+        pytest.param(fenced_code(F, "{python}"), id="as in notebooks"),
+        pytest.param(fenced_code(F, "python:solution.py"), id="a file's name"),
+        pytest.param(fenced_code(F, "python3.11"), id="a version"),
+        pytest.param(fenced_code(F, "python, linenos"), id="a comma"),
+        pytest.param(fenced_code(F, "python `a`", "~~~"), id="backticks behind tildes"),
+        pytest.param(fenced_code(F, fence="~~~~~"), id="longer tildes"),
+        pytest.param(fenced_code(F, " python "), id="spaces"),
     ],
 )
 def test_a_block_comes_without_its_fences_indent_whatever_is_behind_the_fence(text):
@@ -118,9 +120,9 @@ def test_lines_that_are_less_indented_than_the_fence_keep_what_they_have():
 
 def test_a_fence_that_is_much_further_in_closes_nothing():
     code = 's = """\n        ```\n"""\n' + F
-    assert extract(fenced(code), "f") == code
+    assert extract(fenced_code(code), "f") == code
 
 
 @pytest.mark.parametrize("info", ["pythonic", "python-repl", "json", "bash", "c++", "pycon"])
 def test_other_languages_do_not_count(info):
-    assert extract(fenced(F, info), "f") is None
+    assert extract(fenced_code(F, info), "f") is None

@@ -35,7 +35,7 @@ DIGITS = st.integers(-(10**12), 10**12)
         ("x1 and 2y", ""),
     ],
 )
-def test_the_answer_in_a_text(text, expected):
+def test_the_answer_is_extracted_from_a_text(text, expected):
     assert number(extract_answer(text)) == number(expected)
     assert bool(extract_answer(text)) == bool(expected)
 
@@ -298,7 +298,7 @@ def test_answers_that_are_not_the_same(answer, expected):
         ("The answer is **B** or **C**", "B", 0.0),
     ],
 )
-def test_the_final_answer_of_a_text(text, answer, reward):
+def test_the_final_answer_of_a_text_is_paid(text, answer, reward):
     assert math_reward(text, answer) == reward
 
 

@@ -219,7 +219,7 @@ def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog):
 
 @pytest.mark.usefixtures("own_rewards")
 def test_a_reward_ends_a_run_only_with_the_error_that_users_see():
-    with pytest.raises(MarlRayError, match="the service of our reward is gone"):
+    with pytest.raises(MarlRayError, match=r"^the service of our reward is gone$"):
         play("own_rewards:stops", "abc")
 
 

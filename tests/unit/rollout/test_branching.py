@@ -27,7 +27,9 @@ PLAN = CollectPlan(6, episodes=True, group_size=4, branch_turns=2, comparing=("s
 TALK = partial(Talk, 5)
 
 
-def spoken(engine: Scripted, copy: int, begun: tuple[str, ...] = (), attempt: int = 0) -> list[tuple[str, float]]:
+def rewarded_words(
+    engine: Scripted, copy: int, begun: tuple[str, ...] = (), attempt: int = 0
+) -> list[tuple[str, float]]:
     """Words of an episode of Talk that begins with `begun`, each with its speaker's reward from there on: replayed."""
     env = TALK()
     env.reset(seed=0)
@@ -49,16 +51,17 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
     batch = collector(TALK, BOTH, range(8), PLAN).collect(players(BOTH, engine), 0)
     data = batch.trajectories["shared"]
     turns = sum(episode.length for episode in batch.episodes)
-    assert [episode.length for episode in batch.episodes] == [len(spoken(engine, copy)) for copy in range(8)]
+    assert [episode.length for episode in batch.episodes] == [len(rewarded_words(engine, copy)) for copy in range(8)]
     expected, played = [], turns
     for first in (0, 4):
         for copy in range(first, first + 4):
             expected += [
-                (copy, turn % 2, turn // 2, *spoken_turn) for turn, spoken_turn in enumerate(spoken(engine, copy))
+                (copy, turn % 2, turn // 2, *spoken_turn)
+                for turn, spoken_turn in enumerate(rewarded_words(engine, copy))
             ]
-        trunk = [word for word, _ in spoken(engine, first)]
+        trunk = [word for word, _ in rewarded_words(engine, first)]
         for turn, member in itertools.product(range(1, min(3, len(trunk))), range(first + 1, first + 4)):
-            words = spoken(engine, member, tuple(trunk[:turn]), turn << 32)
+            words = rewarded_words(engine, member, tuple(trunk[:turn]), turn << 32)
             played += len(words) - turn
             expected.append((member, turn % 2, turn // 2, *words[turn]))
     rewards = data.rewards.sum(1)

@@ -82,7 +82,9 @@ def test_row_groups_are_read_as_one_file(tmp_path):
     assert torch.equal(parts.policies["p"].observations, table.policies["p"].observations)
     rows[7]["actions"] = [[9], [9]]
     parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "x.parquet", row_group_size=3)
-    with pytest.raises(MarlRayError, match="row 7, column actions"):
+    with pytest.raises(
+        MarlRayError, match=r"/x\.parquet: row 7, column actions: expected actions of Discrete\(3, start=5\)$"
+    ):
         read(str(tmp_path))
 
 
@@ -152,10 +154,10 @@ def test_files_that_are_no_export_are_refused(tmp_path):
     with pytest.raises(MarlRayError, match="cannot be read"):
         read("nothing://x")
     short = SCHEMA.remove(SCHEMA.get_field_index("mask"))
-    with pytest.raises(MarlRayError, match="expected a column 'mask'"):
+    with pytest.raises(MarlRayError, match=r"/x\.parquet: expected a column 'mask'$"):
         read(write(tmp_path / "x.parquet", [p_row(0)], short))
     other = SCHEMA.set(SCHEMA.get_field_index("turn"), pa.field("turn", pa.string()))
-    with pytest.raises(MarlRayError, match="column turn: expected int64, got string"):
+    with pytest.raises(MarlRayError, match=r"/x\.parquet: column turn: expected int64, got string$"):
         read(write(tmp_path / "x.parquet", [p_row(0, turn="first")], other))
-    with pytest.raises(MarlRayError, match="expected at least one logged decision sequence"):
+    with pytest.raises(MarlRayError, match=r"/x\.parquet: expected at least one logged decision sequence$"):
         read(write(tmp_path / "x.parquet", []))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from processes.command_line import keys_of, marl_ray
-from toy_runs.runs import stored_run
+from toy_runs.runs import store_run
 
 import marl_ray as api
 from marl_ray.errors import MarlRayError
@@ -31,8 +31,8 @@ def test_runs_are_compared_by_seeds(storage):
 
 
 def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage):
-    stored_run(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
-    stored_run(storage, "again", "seed=1", score=2.0)
+    store_run(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
+    store_run(storage, "again", "seed=1", score=2.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
     assert sorted(sorted(curve.name for curve in group.runs) for group in groups) == [
         ["again"],
@@ -50,7 +50,7 @@ def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage):
 
 
 def test_the_legend_is_below_the_axes_and_short(storage):
-    stored_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
+    store_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
     assert [legend_line(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
     assert legend_title(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
@@ -58,7 +58,7 @@ def test_the_legend_is_below_the_axes_and_short(storage):
 
 
 def test_what_differs_is_in_the_line_of_a_group(storage):
-    stored_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
+    store_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]
     first, fast = compare(runs)
     assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
@@ -72,7 +72,7 @@ def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage):
         (storage / name / "metrics.jsonl").write_text(text)
     picture = storage / "entropy.png"
     arguments = ("runs", "compare", "first", "second", "--storage", storage, "--out", picture)
-    stored_run(storage, "third", "seed=2", "hyper.lr=0.5")
+    store_run(storage, "third", "seed=2", "hyper.lr=0.5")
     (storage / "third" / "metrics.jsonl").write_text(rows.replace("0.5", "0.7"))
     shown = marl_ray(*arguments[:3], "third", *arguments[4:], "--metric", "entropy").stdout.splitlines()
     assert shown[0].split()[4] == "VALUE" and [line.split()[0] for line in shown[1:3]] == ["first", "third"]
@@ -115,7 +115,7 @@ def test_a_program_is_told_the_argument_that_cannot_be_compared(storage, argumen
 
 
 def test_runs_of_different_metrics_are_not_compared(storage):
-    stored_run(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
+    store_run(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
     (storage / "other" / "metrics.jsonl").write_text('{"iteration": 1, "steps": 32, "return": 1.0}\n')
     for names, expected in (
         (

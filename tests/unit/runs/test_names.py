@@ -21,7 +21,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which a command refuses its arguments."""
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
@@ -36,7 +36,7 @@ def test_a_run_may_not_have_the_name_of_a_sweep(tmp_path, capsys):
     (path := tmp_path / "run.yaml").write_text(json.dumps(run.as_given()))
     line = f"name: 'taken' is a sweep under '{tmp_path}'; choose another name"
     for further in (["--dry-run"], [], ["resume_from=other"]):
-        assert refused(capsys, "train", str(path), *further) == f"marl-ray: {line}"
+        assert refusal(capsys, "train", str(path), *further) == f"marl-ray: {line}"
     with pytest.raises(MarlRayError) as error:
         api.train(run.as_given())
     assert str(error.value) == line
@@ -53,7 +53,7 @@ def test_a_sweep_may_not_have_the_name_of_a_run(tmp_path, capsys):
     (path := tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
     line = f"name: 'taken' is a run under '{tmp_path}'; choose another name"
     for further in (["--dry-run"], []):
-        assert refused(capsys, "sweep", str(path), *further) == f"marl-ray: {line}"
+        assert refusal(capsys, "sweep", str(path), *further) == f"marl-ray: {line}"
     with pytest.raises(MarlRayError) as error:
         api.sweep(sweep)
     assert str(error.value) == line

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from processes.command_line import keys_of, marl_ray
 from pyarrow import fs
-from toy_runs.runs import config, stored_run
+from toy_runs.runs import config, store_run
 
 from marl_ray.cli.training.train import warn_of
 from marl_ray.config import RunConfig, parse_config
@@ -115,7 +115,7 @@ def test_a_run_is_shown_with_its_files(storage):
 
 
 def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it(storage):
-    stored_run(storage, "bad", "hyper.lr=10", score=-1.0)
+    store_run(storage, "bad", "hyper.lr=10", score=-1.0)
     shown = marl_ray("runs", "show", "bad", "--storage", storage).stdout.splitlines()
     assert "  warning     eval/return did not rise: 0.000 at step 0, -1.000 at step 192" in shown
     config_at = shown.index("  config      as given; --all shows the defaults too")
@@ -128,7 +128,7 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
 
 
 def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(storage, capsys):
-    run_config = stored_run(storage, "bad", "hyper.lr=10", score=-1.0)
+    run_config = store_run(storage, "bad", "hyper.lr=10", score=-1.0)
     warn_of(run_config)
     assert capsys.readouterr().err == ""
     path = storage / "bad" / "metrics.jsonl"
@@ -213,7 +213,7 @@ def test_a_driver_that_was_killed_is_known_at_once(storage):
         assert driver.stdout is not None and driver.stdout.readline() == "alive\n"
         assert find_run("other", str(storage)).state() == "running"
         driver.send_signal(signal.SIGKILL)
-        driver.wait(10)
+        driver.wait(60)
     assert find_run("other", str(storage)).state() == "died"
 
 
@@ -224,7 +224,7 @@ def test_a_log_is_followed_until_the_driver_ends(storage):
         follower.start()
         with (storage / "other" / "run.log").open("a") as log:
             log.write("and on\n")
-    follower.join(30)
+    follower.join(60)
     assert not follower.is_alive() and lines[0].endswith("  training") and lines[1:] == ["and on"]
 
 

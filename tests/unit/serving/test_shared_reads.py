@@ -21,7 +21,7 @@ async def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_quest
     def make() -> int:
         value = stored[0]
         begun.set()
-        assert go.wait(5)
+        assert go.wait(60)
         made.append(value)
         return value
 
@@ -88,7 +88,7 @@ async def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_re
     reads, go = SharedReads(threads=1, waiting=3), threading.Event()
 
     def make() -> None:
-        go.wait(5)
+        go.wait(60)
         raise ValueError("no")
 
     readers = [asyncio.create_task(reads.read(k, make)) for k in range(6)]

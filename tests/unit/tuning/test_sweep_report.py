@@ -303,7 +303,7 @@ def screen(height: int = 40) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=140, height=height, color_system=None)
 
 
-def printed(console: Console) -> str:
+def text_of(console: Console) -> str:
     """The text that a console has written to its file."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -315,7 +315,7 @@ def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path
     console = screen()
     with SweepProgress(sweep.config, sweep.records, console):
         pass
-    shown = printed(console)
+    shown = text_of(console)
     best = max(sweep.records.trials[:4], key=lambda record: record.objectives[0])
     line = next(line for line in shown.splitlines() if ", best" in line)
     assert line.split()[0] == f"{best.number:04d}"
@@ -330,7 +330,7 @@ def test_a_table_of_many_trials_fits_the_terminal(tmp_path):
         sweep.add(PLAIN | {"hyper.lr": 0.001 + k * 1e-5}, "running" if k == 7 else "finished", objectives=[float(-k)])
     console = screen(height=20)
     console.print(SweepProgress(sweep.config, sweep.records, console).table())
-    lines = printed(console).splitlines()
+    lines = text_of(console).splitlines()
     assert len(lines) <= 20
     assert any("and 48 more" in line for line in lines)
     assert any(line.split()[:1] == ["0007"] for line in lines)
@@ -351,7 +351,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(tmp_path, monkeypa
     quiet = ToySweep(tmp_path, "quiet", run={"env": {"id": "toys.envs:countdown"}, "tracking": {"progress": False}})
     with SweepProgress(quiet.config, quiet.records, screen()) as silent:
         silent.show()
-    assert capsys.readouterr().out == printed(silent.console) == ""
+    assert capsys.readouterr().out == text_of(silent.console) == ""
 
 
 def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path):

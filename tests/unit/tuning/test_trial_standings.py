@@ -21,7 +21,7 @@ CONFIG = parse_config(
 )
 
 
-def promoted(trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
+def promote(trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
     """The verdicts of ASHA, with all trials ranked anew at every rung."""
     go: set[int] = set()
     size = len(trials) + (more or 0)
@@ -57,5 +57,5 @@ def test_asha_decides_from_orders_that_are_kept_as_from_trials_that_are_ranked_a
             plain[number] = trial
             standings.put(trial)
         assert dict(standings) == plain
-        assert make_scheduler(CONFIG, 800).decide(standings, more) == promoted(plain, more)
-    assert make_scheduler(CONFIG, 800).decide(TrialStandings(plain.values()), more) == promoted(plain, more)
+        assert make_scheduler(CONFIG, 800).decide(standings, more) == promote(plain, more)
+    assert make_scheduler(CONFIG, 800).decide(TrialStandings(plain.values()), more) == promote(plain, more)

@@ -213,7 +213,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
             self._was_dead_step(action)
             return
         if not isinstance(action, str):
-            raise TypeError(f"action of {agent} is a {type(action).__name__}, expected a str")
+            raise TypeError(f"action of {agent} is of type {type(action).__name__}, expected str")
         self._cumulative_rewards[agent] = 0.0
         self._clear()
         self._turns += 1

@@ -255,7 +255,7 @@ class TextCopy:
             raise MarlRayError("is over, but env.step(None) does not take it out of env.agents")
         self.observation = env.observe(self.agent)
         if not isinstance(self.observation, str):
-            raise MarlRayError(f"observation is a {type(self.observation).__name__}, expected str")
+            raise MarlRayError(f"observation is of type {type(self.observation).__name__}, expected str")
 
     def _is_over(self, agent: str) -> bool:
         return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))

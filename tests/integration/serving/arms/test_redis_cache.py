@@ -12,13 +12,12 @@ import pytest
 from clocks import Clock
 from redis import Redis
 from servers.installed import find, need
+from waiting import until
 
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.config import CacheConfig
 from marl_ray.serving.arms import response_cache as module
 from marl_ray.serving.arms.response_cache import RedisCache
-
-START_S = 20
 
 
 class Server:
@@ -33,18 +32,19 @@ class Server:
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         command = [str(find("redis-server")), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-        until = time.monotonic() + START_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError as error:
-                assert self.process.poll() is None and time.monotonic() < until, f"redis-server: {error}"
-                time.sleep(0.01)
+        until(lambda: self.process.poll() is not None or self.is_listening(), "redis-server to listen")
+        assert self.process.poll() is None, "redis-server has ended"
+
+    def is_listening(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.wait(START_S)
+        self.process.wait(60)
 
 
 @pytest.fixture

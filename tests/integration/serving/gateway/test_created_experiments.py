@@ -20,7 +20,8 @@ async def test_an_experiment_created_over_http_reaches_every_replica(bundles, tm
         made = await first.post("/v1/experiments", json=new, headers=OPS)
         twice = await first.post("/v1/experiments", json=new, headers=OPS)
         await until_async(
-            lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms
+            lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms,
+            "the other replica to load the arms",
         )
         answer = await second.post(
             "/v1/act", json={"experiment": "new", "session_id": "s", "observations": SEES}, headers=OPS
@@ -69,7 +70,7 @@ async def test_an_endpoint_outlives_its_experiments_and_sessions_finish_where_th
             await client.post(f"/v1/experiments/exp/{action}", json={"reason": "good", "arm": "four"})
         where = (await client.get("/v1/endpoints")).json()["endpoints"]["exp"]
         made = await client.post("/v1/experiments", json=new)
-        await until_async(lambda: "exp-2" in second.service.endpoints.routers)
+        await until_async(lambda: "exp-2" in second.service.endpoints.routers, "the other replica to follow")
         app.service.exposures.flush()
         again = [await acts_of(c, [f"s{k}" for k in range(10)], experiment="exp") for c in (client, other)]
         fresh = await acts_of(other, ["fresh"], experiment="exp")

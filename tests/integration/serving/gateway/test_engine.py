@@ -77,7 +77,7 @@ async def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
         client.headers.update(OPS)
         answers = await acts_of(client, [f"s{k}" for k in range(10)])
         totals = app.service.endpoints.routers["exp"].shadows.totals
-        await until_async(lambda: "four" in totals and totals["four"].acts == 10)
+        await until_async(lambda: "four" in totals and totals["four"].acts == 10, "ten copies")
         app.service.follower.decide()
         report = (await client.get("/v1/experiments/exp")).json()
         metrics = (await client.get("/metrics")).text
@@ -97,7 +97,7 @@ async def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundle
         client.headers.update(OPS)
         await acts_of(client, [f"s{k}" for k in range(5)], experiment="exp")
         totals = app.service.endpoints.routers["exp"].shadows.totals
-        await until_async(lambda: "four" in totals and totals["four"].acts == 5)
+        await until_async(lambda: "four" in totals and totals["four"].acts == 5, "five copies")
         app.service.follower.close()
         router = app.service.endpoints.routers["aaa"]
         router.config = router.config.model_copy(update={"margin": -1.0})  # no test can be made of this
@@ -203,7 +203,7 @@ async def test_shadows_get_copies_of_requests_with_kept_answers_too(bundles, tmp
         client.headers.update(OPS)
         await acts_of(client, [f"s{k}" for k in range(6)], mode="greedy")
         totals = app.service.endpoints.routers["exp"].shadows.totals
-        await until_async(lambda: all(arm in totals and totals[arm].acts == 6 for arm in ("same", "four")))
+        await until_async(lambda: [t.acts for t in totals.values()] == [6, 6], "six copies of each treatment")
     assert {arm: (t.decisions, t.agreed, t.dropped) for arm, t in totals.items()} == {
         "same": (12, 12, 0),
         "four": (12, 0, 0),
@@ -269,7 +269,7 @@ async def test_the_guardrails_error_and_latency_are_measured_here(bundles, broke
             await acts_of(client, [f"s{k}"])
             await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
         windows_end(app)
-        await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
+        await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
         report = (await client.get("/v1/experiments/exp")).json()
         (errors, latency) = report["guardrails"]
         entry = app.service.stores.experiments.audit("exp")[-1]
@@ -294,7 +294,7 @@ async def test_acting_goes_on_without_the_database_and_its_exposures_arrive_late
         client.headers.update(OPS)
         with write_lock(database):
             answers = await acts_of(client, [f"s{k}" for k in range(50)])
-        await until_async(lambda: app.service.exposures.waiting == 0)
+        await until_async(lambda: app.service.exposures.waiting == 0, "all exposures to leave memory")
     stores = open_stores(f"sqlite:///{database}")
     assert {unit: stores.units.assignment("exp", unit).arm for unit in (f"s{k}" for k in range(50))} == {
         f"s{k}": answer["arm"] for k, answer in enumerate(answers)

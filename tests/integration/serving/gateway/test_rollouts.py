@@ -63,7 +63,7 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
         async with serving(config) as (client, app):
             router = app.service.endpoints.routers["exp"]
             arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"), app)
-            await until_async(lambda: "four" in router.state.rolled_back)
+            await until_async(lambda: "four" in router.state.rolled_back, "the rollback")
             assert router.state.status is ExperimentStatus.ROLLED_BACK
             later = await play(client, [f"t{k}" for k in range(40)], lambda arm, k: 0)
             assert set(later.values()) == {"one"}
@@ -119,7 +119,7 @@ async def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
             sent = {"session_id": f"s{k}", "value": k % 2, "metrics": {"cost": k % 3 + 3.0 * (arm == "four")}}
             assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
         windows_end(app)
-        await until_async(lambda: "four" in app.service.endpoints.routers["exp"].state.rolled_back)
+        await until_async(lambda: "four" in app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
         assert (await client.get("/v1/experiments/exp/audit")).json()["audit"][-1]["reason"] == "harm proven by cost"
 
 
@@ -215,7 +215,8 @@ async def test_another_replica_follows_by_itself(bundles, tmp_path):
         names = [f"s{k}" for k in range(120)]
         await play(client, names, lambda arm, k: k % 3 - 5 * (arm == "four"), first, second)
         await until_async(
-            lambda: all("four" in app.service.endpoints.routers["exp"].state.rolled_back for app in (first, second))
+            lambda: all("four" in app.service.endpoints.routers["exp"].state.rolled_back for app in (first, second)),
+            "both replicas to roll back",
         )
     assert store_follower.POLL_S < 1.0  # a replica asks the store several times a second
 

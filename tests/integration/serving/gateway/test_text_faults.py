@@ -50,7 +50,7 @@ async def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gat
         work = getattr(batch, part)
         setattr(batch, part, lambda argument: (stuck.set(), going_on.wait(60), work(argument))[-1])
         first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
-        await until_async(stuck.is_set)
+        await until_async(stuck.is_set, "the step that hangs")
         others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
         answers = await asyncio.gather(*first, *others)
         opened = router.circuits["four"].opened
@@ -104,10 +104,10 @@ async def test_a_client_that_leaves_frees_its_row(text_gateway, path):
 
         scope = {"type": "http", "method": "POST", "path": path, "headers": []}
         task = asyncio.create_task(app(scope, receive, send))
-        await until_async(lambda: rows(app) == 1)
+        await until_async(lambda: rows(app) == 1, "the first row")
         disconnected.set()
-        await asyncio.wait_for(task, 10)
-        await until_async(lambda: rows(app) == 0)
+        await asyncio.wait_for(task, 60)
+        await until_async(lambda: rows(app) == 0, "the end of the row")
         assert all(b"DONE" not in message.get("body", b"") for message in sent)
         await post(client, "/generate", ASK)  # and the arm continues
 
@@ -115,14 +115,14 @@ async def test_a_client_that_leaves_frees_its_row(text_gateway, path):
 async def test_a_deadline_frees_the_row(text_gateway):
     async with serving(text_gateway) as (client, app):
         late = await client.post("/generate", json=ASK | LONG, headers={"x-request-timeout-seconds": "0.01"})
-        await until_async(lambda: rows(app) == 0)
+        await until_async(lambda: rows(app) == 0, "the end of the row")
         assert late.status_code == 504
 
 
 async def test_closing_is_not_the_arms_fault(text_gateway):
     async with serving(text_gateway) as (client, app):
         calls = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
-        await until_async(lambda: rows(app) == 8)
+        await until_async(lambda: rows(app) == 8, "eight rows")
         await asyncio.to_thread(app.service.endpoints.routers["exp"].close)
         answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
@@ -144,22 +144,26 @@ async def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch)
 async def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
     async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
         for arm in app.service.endpoints.routers["exp"].arms.values():
-            arm.patience_s = 0.5
-            batch = arm.batch("writer")
-            batch.step = lambda number, step=batch.step: (time.sleep(0.02), step(number))[-1]
-        calls = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(4)]
+            arm.patience_s = 2.0
+            batch = arm.batch("writer")  # a text takes longer than the arm is waited for, a token does not
+            batch.step = lambda number, step=batch.step: (time.sleep(0.2), step(number))[1]
+        calls = [client.post("/generate", json=ASK | {"max_tokens": 20, "temperature": 0}) for _ in range(4)]
         answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {200, 503}
         assert all("no room in the batch" in answer.text for answer in answers if answer.status_code == 503)
         assert all(not circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values())
-        await until_async(lambda: rows(app) == 0)
+        await until_async(lambda: rows(app) == 0, "the end of all rows")
 
 
 async def test_a_whole_answer_may_take_longer_than_a_token_may(text_gateway):
     async with serving(text_gateway) as (client, app):
         for arm in app.service.endpoints.routers["exp"].arms.values():
-            arm.patience_s = 0.5
-        full = await post(client, "/generate", ASK | LONG)
-        parts = await events(client, "/generate", ASK | LONG)
-        assert len(full["tokens"]) == LONG["max_tokens"]
+            arm.patience_s = 4.0
+            batch, pauses = arm.batch("writer"), iter([1.5, 1.5, 1.5])  # together longer than the arm is waited for
+            batch.step = lambda number, pauses=pauses, step=batch.step: (time.sleep(next(pauses, 0.0)), step(number))[1]
+        full, parts = await asyncio.gather(
+            post(client, "/generate", ASK | {"max_tokens": 12, "temperature": 0}),
+            events(client, "/generate", ASK | {"max_tokens": 12, "temperature": 0}),
+        )
+        assert len(full["tokens"]) == 12
         assert full["text"] == "".join(part["text"] for part in parts)

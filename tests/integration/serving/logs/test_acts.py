@@ -70,10 +70,10 @@ def test_segments_are_cut_by_size(tmp_path):
     log = ActLog(str(tmp_path), segment_bytes=1000)
     log.start()
     log.put(decision(0))
-    until(lambda: names(tmp_path) == ["jsonl.partial"])
+    until(lambda: names(tmp_path) == ["jsonl.partial"], "the first segment")
     for i in range(1, 10):
         log.put(decision(i))
-    until(lambda: names(tmp_path) == ["jsonl.zst"])
+    until(lambda: names(tmp_path) == ["jsonl.zst"], "the end of the segment")
     log.close()
     assert [act.at for act in read_logged(str(tmp_path), "exp")] == list(range(10))
     assert log.dropped == 0
@@ -84,7 +84,7 @@ def test_segments_are_cut_by_age(tmp_path):
     log.start()
     for number in range(2):
         log.put(decision(number))
-        until(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut)
+        until(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut, f"the end of segment {number}")
     log.close()
     assert [act.at for act in read_logged(str(tmp_path), "exp")] == [0, 1]
 
@@ -165,14 +165,13 @@ def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, mon
     log.start()
     for i in range(20):
         log.put(decision(i))
-        until(lambda: not log.waiting)
-    until(lambda: log.dropped > 0)
+        until(lambda: not log.waiting, f"act {i} to leave memory")
+    until(lambda: log.dropped > 0, "an act that is dropped")
     log.put(decision(20))
-    until(lambda: not log.waiting)
-    staged = len(names(staging))
-    assert staged > 0
+    until(lambda: not log.waiting, "the last act to leave memory")
+    assert names(staging) != []
     blocked.unlink()
-    until(lambda: names(staging) == [])
+    until(lambda: names(staging) == [], "all segments to be delivered")
     log.put(decision(21))
     log.close()
     times = [act.at for act in read_logged(uri, "exp")]

@@ -114,7 +114,7 @@ def test_of_many_that_would_adopt_one_does(tmp_path):
     for adopter in adopters:
         adopter.stdin.write("go\n")
         adopter.stdin.flush()
-    adopted = [line for adopter in adopters for line in adopter.communicate(timeout=30)[0].splitlines()]
+    adopted = [line for adopter in adopters for line in adopter.communicate(timeout=60)[0].splitlines()]
     assert sorted(map(int, adopted)) == list(range(20))
     assert files(tmp_path) == []
 

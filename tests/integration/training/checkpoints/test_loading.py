@@ -11,7 +11,7 @@ import torch
 from moto.server import ThreadedMotoServer
 from processes.two_workers import two_workers
 from pyarrow import fs
-from toy_runs.runs import config, timeless, trained, weights
+from toy_runs.runs import config, timeless, train_rows, weights
 
 from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import (
@@ -67,23 +67,23 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
+def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
 DAMAGES = {
     "flipped": (PART, flip, "has another content than was written: its sha256 differs"),
-    "cut": (PART, cut, " bytes, expected "),
+    "cut": (PART, cut_off, " bytes, expected "),
     "gone": (PART, Path.unlink, "is missing"),
     "episodes gone": ("envs-0.json", Path.unlink, "is missing"),
     "episodes flipped": ("envs-0.json", flip, "its sha256 differs"),
-    "state": ("state.json", cut, " bytes, expected "),
+    "state": ("state.json", cut_off, " bytes, expected "),
     "index": ("weights/.metadata", flip, "its sha256 differs"),
-    "index cut": ("weights/.metadata", cut, " bytes, expected "),
+    "index cut": ("weights/.metadata", cut_off, " bytes, expected "),
     "index gone": ("weights/.metadata", Path.unlink, "is missing"),
     "bundle": ("bundle/bundle.json", flip, "its sha256 differs"),
     "bundle gone": ("bundle/bundle.json", Path.unlink, "is missing"),
-    "manifest": ("manifest.json", cut, "is no manifest: "),
+    "manifest": ("manifest.json", cut_off, "is no manifest: "),
     "manifest flipped": ("manifest.json", flip, "manifest.json"),
 }
 
@@ -127,7 +127,7 @@ def test_a_storage_that_cannot_be_read_withdraws_nothing(base, tmp_path):
     assert (folder / "4" / "manifest.json").exists()
 
 
-def noted(folder: str) -> dict[str, list[str]]:
+def note_reads(folder: str) -> dict[str, list[str]]:
     """Names of the files that each of two workers reads to continue from a checkpoint of two, and of one."""
     from marl_ray.training.collectives import gather_from_workers
 
@@ -145,7 +145,7 @@ def noted(folder: str) -> dict[str, list[str]]:
 
 
 def test_each_worker_reads_its_part_alone(tmp_path):
-    read = two_workers(noted, str(tmp_path))
+    read = two_workers(note_reads, str(tmp_path))
     for rank, names in read.items():
         of_rank = {f"4/envs-{rank}.json", f"4/weights/__{rank}_0.distcp"}
         assert set(names) == {"4/state.json", "4/weights/.metadata", *of_rank} and len(names) == 4
@@ -165,7 +165,7 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
 
 @pytest.mark.parametrize("name", ["weights/__1_0.distcp", pytest.param("envs-1.json", marks=pytest.mark.long)])
 def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_path, name):
-    intact = two_workers(trained, str(tmp_path), "resources.workers=2", "evaluation.every=0")
+    intact = two_workers(train_rows, str(tmp_path), "resources.workers=2", "evaluation.every=0")
     flip(tmp_path / "4" / name)
     rows, (line,) = two_workers(goes_on_with_two, str(tmp_path))
     assert f"{tmp_path}/4/{name} has another content" in line
@@ -174,7 +174,7 @@ def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_pa
 
 def test_another_number_of_workers_reads_all_parts(base, tmp_path):
     run = ("evaluation.every=0", "hyper.lr=1e-12")  # so that rounding, which depends on the workers, decides nothing
-    two_workers(trained, str(tmp_path), *run, "resources.workers=2")
+    two_workers(train_rows, str(tmp_path), *run, "resources.workers=2")
     full_tensors = train_alone(config(*run))
     again = train_alone(config(*run), resume=tmp_path / "4")
     returns = {row["iteration"]: row.get("return") for row in full_tensors}

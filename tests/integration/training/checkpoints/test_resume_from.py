@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from processes.two_workers import two_workers
 from pyarrow import fs
-from toy_runs.runs import config, short, timeless, trained
+from toy_runs.runs import config, short, timeless, train_rows
 from toys import texts as toy_texts
 
 from marl_ray.config import RunConfig
@@ -66,7 +66,7 @@ def test_a_run_after_another_has_its_own_hyper_parameters_and_its_own_play(base,
 def test_two_workers_begin_from_the_checkpoint_of_one_and_one_from_that_of_two(base, tmp_path):
     more = ("train.total_steps=224", f"resume_from={base / '4'}")
     alone = train_alone(config(*more))
-    both = two_workers(trained, str(tmp_path / "two"), "resources.workers=2", *more)
+    both = two_workers(train_rows, str(tmp_path / "two"), "resources.workers=2", *more)
     assert [row["return"] for row in both[1:]] == [row["return"] for row in alone[1:]]
     assert [row["policy_loss"] for row in both[1:]] == pytest.approx(
         [row["policy_loss"] for row in alone[1:]], abs=1e-5

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes.two_workers import two_workers
-from toys.texts import config, trained
+from toys.texts import config, train_rows
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import local_stored_folder
@@ -36,12 +36,12 @@ def letters(tmp_path: Path) -> Path:
     return path
 
 
-def measured(letters: Path, *more: str) -> str:
+def measure_override(letters: Path, *more: str) -> str:
     parts = [f"name: math, data: '{letters}', samples: 2", *more]
     return f"evaluation.benchmarks=[{{{', '.join(parts)}}}]"
 
 
-def untimed(rows: list[Metrics], *left_out: str) -> list[Metrics]:
+def drop_times(rows: list[Metrics], *left_out: str) -> list[Metrics]:
     prefixes = ("time/", "steps_per", "tokens_per", "benchmark/hours", "benchmark/price", *left_out)
     return [{key: value for key, value in row.items() if not key.startswith(prefixes)} for row in rows]
 
@@ -54,10 +54,10 @@ def weights(checkpoint: Path, *overrides: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_measured_run_trains_bit_for_bit_as_one_that_is_not(tmp_path, letters):
-    every = measured(letters, "every: 1", "temperature: 0.7")
-    often = trained(str(tmp_path / "often"), MODEL, WARM, every, "resources.hourly_price=3.6")
-    never = trained(str(tmp_path / "never"), MODEL, WARM)
-    assert untimed([row for row in often if row.get("iteration")], "benchmark/") == untimed(
+    every = measure_override(letters, "every: 1", "temperature: 0.7")
+    often = train_rows(str(tmp_path / "often"), MODEL, WARM, every, "resources.hourly_price=3.6")
+    never = train_rows(str(tmp_path / "never"), MODEL, WARM)
+    assert drop_times([row for row in often if row.get("iteration")], "benchmark/") == drop_times(
         [row for row in never if "iteration" in row]
     )
     with_benchmarks, without = (weights(tmp_path / name / "3", MODEL) for name in ("often", "never"))
@@ -77,20 +77,20 @@ def test_a_measured_run_trains_bit_for_bit_as_one_that_is_not(tmp_path, letters)
 
 
 def test_weights_that_were_measured_are_saved_so_that_a_resumed_run_measures_none_twice(tmp_path, letters):
-    options = (MODEL, WARM, "checkpoint.every=100", measured(letters, "every: 2"))
-    rows = trained(str(tmp_path / "run"), *options)
+    options = (MODEL, WARM, "checkpoint.every=100", measure_override(letters, "every: 2"))
+    rows = train_rows(str(tmp_path / "run"), *options)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["0", "2", "3"]
     assert [row["iteration"] for row in rows if "benchmark/math/pass_at_1" in row] == [0, 2, 3]
     for begun in (0, 2):
         resumed = train_alone(config(*options), resume=tmp_path / "run" / str(begun))
-        assert untimed(resumed) == untimed([row for row in rows if row.get("iteration", 0) > begun])
+        assert drop_times(resumed) == drop_times([row for row in rows if row.get("iteration", 0) > begun])
 
 
 @pytest.mark.slow
 def test_workers_share_the_problems_and_measure_what_one_does(tmp_path, letters):
-    options = (MODEL, WARM, measured(letters, "every: 2"))
-    single = [row for row in trained(str(tmp_path / "one"), *options) if "benchmark/tokens" in row]
-    two = two_workers(trained, str(tmp_path / "two"), *options, "resources.workers=2", "resources.hourly_price=7")
+    options = (MODEL, WARM, measure_override(letters, "every: 2"))
+    single = [row for row in train_rows(str(tmp_path / "one"), *options) if "benchmark/tokens" in row]
+    two = two_workers(train_rows, str(tmp_path / "two"), *options, "resources.workers=2", "resources.hourly_price=7")
     two = [row for row in two if "benchmark/tokens" in row]
     assert all(row["benchmark/price"] == pytest.approx(14 * row["benchmark/hours"]) for row in two)
     for row in (*single, *two):
@@ -101,7 +101,7 @@ def test_workers_share_the_problems_and_measure_what_one_does(tmp_path, letters)
 
 def test_a_policy_that_samples_by_transformers_is_measured_by_it(letters):
     model = MODEL.replace("max_tokens: 4", "max_tokens: 4, engine: transformers")
-    rows = train_alone(config(model, WARM, "train.total_steps=8", measured(letters)))
+    rows = train_alone(config(model, WARM, "train.total_steps=8", measure_override(letters)))
     assert [row["iteration"] for row in rows if row.get("benchmark/math/pass_at_1", 0) > 0.2] == [0, 1]
 
 
@@ -114,7 +114,7 @@ def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(letters,
         raise MarlRayError("the sandbox cannot start: no room")
 
     monkeypatch.setattr(benchmarks, "make_pool", sometimes)
-    rows = train_alone(config(MODEL, measured(letters, "every: 1")))
+    rows = train_alone(config(MODEL, measure_override(letters, "every: 1")))
     failed = {row["iteration"]: row.get("benchmark/math/failed") for row in rows}
     assert failed == {0: None, 1: 1.0, 2: None, 3: None} and "benchmark/math/pass_at_1" not in rows[1]
     assert capfd.readouterr().err.splitlines() == [
@@ -125,12 +125,12 @@ def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(letters,
     with pytest.raises(
         MarlRayError, match=r"^evaluation\.benchmarks\.math was not measured: worker 0: the sandbox cannot"
     ):
-        train_alone(config(MODEL, measured(letters)))
+        train_alone(config(MODEL, measure_override(letters)))
 
 
 def test_a_curve_is_of_one_file(tmp_path, letters):
-    options = (MODEL, "checkpoint.every=1", measured(letters))
-    trained(str(tmp_path / "run"), *options)
+    options = (MODEL, "checkpoint.every=1", measure_override(letters))
+    train_rows(str(tmp_path / "run"), *options)
     letters.write_text(letters.read_text().splitlines()[0] + "\n")
     with pytest.raises(MarlRayError, match=r"evaluation\.benchmarks\.math\.data: sha256 is [0-9a-f]{64}, expected "):
         train_alone(config(*options), resume=tmp_path / "run" / "1")
@@ -184,7 +184,7 @@ def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(ray_cluster, tm
     marker = tmp_path / "died"
     env = {"id": "toys.texts:echo", "kwargs": {"marker": str(marker), "at": 39}}
     quiet = (f"storage={tmp_path}", "checkpoint.every=100", "tracking.progress=false", "train.total_steps=480")
-    more = (f"env={json.dumps(env)}", measured(letters, "every: 20"), "resources.hourly_price=2")
+    more = (f"env={json.dumps(env)}", measure_override(letters, "every: 20"), "resources.hourly_price=2")
     run = config(MODEL, WARM, *quiet, *more)
     check_run(run)
     outcome = train(run)

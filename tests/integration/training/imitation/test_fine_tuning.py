@@ -84,7 +84,7 @@ def test_adapters_are_tuned_and_the_model_below_them_is_not(tmp_path):
     assert epochs[-1] > epochs[0] + 0.1
 
 
-def written(folder: Path, *lines: object) -> str:
+def write_data(folder: Path, *lines: object) -> str:
     path = folder / "data.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     return str(path)
@@ -109,7 +109,9 @@ GOOD = {"prompt": "a", "response": "a", "agent": "a"}
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, lines, message):
-    run_config = config(TWO_AGENTS, TWO_POLICIES, f"warm_start.data={written(tmp_path, *lines)}", "train.total_steps=0")
+    run_config = config(
+        TWO_AGENTS, TWO_POLICIES, f"warm_start.data={write_data(tmp_path, *lines)}", "train.total_steps=0"
+    )
     env = make_env(run_config.env)
     with pytest.raises(MarlRayError, match=message) as caught:
         read_demonstrations(run_config, env, team_agents(run_config, env))
@@ -118,7 +120,7 @@ def test_what_cannot_be_read_is_named(tmp_path, lines, message):
 
 def test_lines_of_a_file_become_examples(tmp_path):
     lines = [GOOD, {"prompt": "bb", "response": "xyz"}, GOOD | {"response": "four"}]
-    run_config = config(f"warm_start={{data: {written(tmp_path, *lines)}, count: 2}}", "train.total_steps=0")
+    run_config = config(f"warm_start={{data: {write_data(tmp_path, *lines)}, count: 2}}", "train.total_steps=0")
     env, tokenizer = make_env(run_config.env), byte_tokenizer(32)
     lm = tiny_model("tiny-0.2m", tokenizer, 32)
     examples = read_demonstrations(run_config, env, team_agents(run_config, env))["speaker"]

@@ -1,7 +1,7 @@
 """The passes of a gradient step exchange as little as the memory allows."""
 
 from processes.two_workers import workers
-from toy_runs.exchanges import counted
+from toy_runs.exchanges import count_exchanges
 
 from marl_ray.policies.language.sharding.shard import MAX_GATHERED_ONCE_BYTES
 
@@ -12,7 +12,7 @@ def of_passes(count: int, replicate: int = 1, gathered_once: int = 0) -> tuple[d
     """The exchanges of an update in two passes, and those of an update in four."""
     rows = 8 // count
     sizes = [f"train.micro_batch={rows // passes}" for passes in (2, 4)]
-    two, four = (workers(count, counted, replicate, gathered_once, size) for size in sizes)
+    two, four = (workers(count, count_exchanges, replicate, gathered_once, size) for size in sizes)
     return two, four
 
 

@@ -23,7 +23,7 @@ from marl_ray.trajectories import PER_SEQUENCE, Trajectories
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-def built(config: RunConfig):
+def build(config: RunConfig):
     team = team_of(config)
     return team, build_collector(config, make_env(config.env), team.agents, 0, 1)
 
@@ -38,7 +38,7 @@ def played():
             config = short(
                 name, "train.rollout=episodes", "train.env_copies=6", "hyper.minibatches=1", "hyper.epochs=1"
             )
-            team, collector = built(config)
+            team, collector = build(config)
             made[name] = config, team, collector.collect(team.players(), 0).trajectories["shared"]
         return made[name]
 
@@ -77,7 +77,7 @@ def with_settings(policy: TrainedPolicy, **changes: Any) -> TrainedPolicy:
     return replace(policy, settings=replace(policy.settings, **changes))
 
 
-def padded(batch: Trajectories, columns: int) -> Trajectories:
+def pad(batch: Trajectories, columns: int) -> Trajectories:
     """The batch with steps after its end at which nobody decides."""
     wider = {}
     for field in fields(batch):
@@ -88,7 +88,7 @@ def padded(batch: Trajectories, columns: int) -> Trajectories:
     return Trajectories(**wider)
 
 
-def shuffled(batch: Trajectories, seed: int) -> Trajectories:
+def shuffle(batch: Trajectories, seed: int) -> Trajectories:
     """The environment copies in another order."""
     copies = len(batch.mask) // batch.agents
     order = torch.randperm(copies, generator=torch.Generator().manual_seed(seed))
@@ -109,7 +109,7 @@ def shuffled(batch: Trajectories, seed: int) -> Trajectories:
 def test_gradients_are_those_of_the_whole_batch(played, name, micro_batch, columns, seed):
     _, team, batch = played(name)
     expected = gradients(name, team, batch, None)
-    changed = shuffled(padded(batch, columns), seed)
+    changed = shuffle(pad(batch, columns), seed)
     got = gradients(name, team, changed, micro_batch)
     assert expected.norm() > 0
     assert (got - expected).norm() / expected.norm() < 1e-6
@@ -135,7 +135,7 @@ def check_value_clip(name: str, config: RunConfig) -> None:
     That holds as the normalisers move from batch to batch, and where other weights gathered the batch; of
     cost critics too.
     """
-    team, collector = built(config)
+    team, collector = build(config)
     (policy,) = team.learners
     learner = team.learners[policy]
     for iteration in range(3):

@@ -36,14 +36,14 @@ def texts(algorithm: str, *overrides: str) -> RunConfig:
     return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].needs_costs else []), *overrides)
 
 
-def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
+def begin(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
     """The only policy's learner and a batch of it."""
     team = team_of(run, mixed)
     (name,) = team.learners
     return team.learners[name], batch_of(run, team).trajectories[name]
 
 
-def seen(learner: Learner) -> list[PolicyLossInputs]:
+def record_inputs(learner: Learner) -> list[PolicyLossInputs]:
     """Record the arguments of the policy's loss from now on."""
     evaluations: list[PolicyLossInputs] = []
     plain = learner.policy.algorithm.policy_loss
@@ -84,8 +84,8 @@ def test_later_epochs_agree_within_rounding():
 def test_what_sampled_is_still_known(minibatches):
     """`importance_cap` weighs by it, and an algorithm of one's own may."""
     run = texts("grpo", *WAYS["both"], "hyper.importance_cap=1.0", f"hyper.minibatches={minibatches}", STILL)
-    learner, batch = begun(run, mixed=True)
-    evaluations = seen(learner)
+    learner, batch = begin(run, mixed=True)
+    evaluations = record_inputs(learner)
     learner.update(batch, 0, 0, CostStats(None, 0))
     assert len(evaluations) == minibatches
     for evaluation in evaluations:
@@ -104,7 +104,7 @@ def test_what_sampled_is_still_known(minibatches):
     ],
 )
 def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides, mixed, passes):
-    learner, batch = begun(texts("grpo", *overrides), mixed)
+    learner, batch = begin(texts("grpo", *overrides), mixed)
     calls: list[Any] = []
     learner.policy.model.register_forward_hook(lambda *arguments: calls.append(arguments))
     learner.update(batch, 0, 0, CostStats(None, 0))
@@ -114,8 +114,8 @@ def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides, mixed, p
 def test_actor_critics_too():
     run = toy_runs.config("algorithm=ppo", "hyper.epochs=1", "hyper.minibatches=2", STILL)
     for mixed in (False, True):
-        learner, batch = begun(run, mixed)
-        evaluations = seen(learner)
+        learner, batch = begin(run, mixed)
+        evaluations = record_inputs(learner)
         learner.update(batch, 0, 0, CostStats(None, 0))
         differences = [
             float((evaluation.log_probs - evaluation.old_log_probs).detach()[evaluation.mask].abs().max())
@@ -126,8 +126,8 @@ def test_actor_critics_too():
 
 
 def test_a_trust_region_learns_on_the_copy_that_sampled():
-    learner, batch = begun(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
-    evaluations = seen(learner)
+    learner, batch = begin(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
+    evaluations = record_inputs(learner)
     learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))
     assert not learner.policy.recomputes
     assert (

@@ -20,7 +20,7 @@ from marl_ray.trajectories import Trajectories
 OWN = "own_algorithms:DECOUPLED_PPO"
 
 
-def played(run: RunConfig) -> tuple[Learner, Trajectories]:
+def play(run: RunConfig) -> tuple[Learner, Trajectories]:
     """The learner of the first policy, and a batch of it; a process group is up."""
     team = team_of(run)
     batch = batch_of(run, team)
@@ -47,7 +47,7 @@ def test_decoupled_ppo_tells_the_policies_apart():
         for stale in (0.0, 0.3):
             weights = {}
             for algorithm in ("ppo", OWN):
-                learner, batch = played(config(f"algorithm={algorithm}", "hyper.epochs=1", "hyper.minibatches=1"))
+                learner, batch = play(config(f"algorithm={algorithm}", "hyper.epochs=1", "hyper.minibatches=1"))
                 sampled = replace(batch, log_probs=batch.log_probs - stale)
                 learner.update(sampled, 0, 0, CostStats(None, 0))
                 weights[algorithm] = torch.cat([p.flatten() for p in learner.policy.rollout_model.actor.parameters()])
@@ -80,7 +80,7 @@ def test_what_is_no_algorithm_is_refused_by_name(reference, message):
 )
 def test_advantages_of_another_shape_are_refused_by_name(advantages, message):
     with process_group():
-        learner, batch = played(config("algorithm=ppo"))
+        learner, batch = play(config("algorithm=ppo"))
         learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=advantages))
         with pytest.raises(MarlRayError, match=f"algorithm ppo: its `advantages` {message}"):
             learner.update(batch, 0, 0, CostStats(None, 0))
@@ -134,7 +134,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
     with process_group():
         for way in ways:
             run = short(name, TWO_POLICIES, "train.rollout=episodes", *overrides, *way)
-            trained, batch = played(run)
+            trained, batch = play(run)
             model = trained.policy.rollout_model.requires_grad_(True)
             hyper: Any = Recorder(run.hyper_of("first"))
             mesh = init_device_mesh("cpu", (1,))

@@ -26,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("alone")
 LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 
 
-def needed(algorithm: str) -> list[str]:
+def needs_of(algorithm: str) -> list[str]:
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
     return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].needs_costs else [])]
 
 
 @pytest.mark.parametrize("algorithm", LANGUAGE)
 def test_micro_batches_change_nothing(algorithm):
-    brief = [*needed(algorithm), "train.total_steps=16", "hyper.kl_coef=0.1", "hyper.minibatches=2"]
+    brief = [*needs_of(algorithm), "train.total_steps=16", "hyper.kl_coef=0.1", "hyper.minibatches=2"]
     uncut = train_alone(config(*brief))
     parts = train_alone(config(*brief, "train.micro_batch=1"))
     assert uncut[-1]["grad_norm"] > 0
@@ -46,7 +46,7 @@ def test_micro_batches_change_nothing(algorithm):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "pid_lagrangian"])
 def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
-    more = [*needed(algorithm), "train.curriculum=easiest_first", "hyper.kl_coef=0.1", "hyper.kl_target=0.01"]
+    more = [*needs_of(algorithm), "train.curriculum=easiest_first", "hyper.kl_coef=0.1", "hyper.kl_target=0.01"]
     uninterrupted = train_alone(config(*more), tmp_path / "whole")
     resumed = train_alone(config(*more), tmp_path / "again", tmp_path / "whole" / "1")
     assert timeless(uninterrupted)[1:] == timeless(resumed)

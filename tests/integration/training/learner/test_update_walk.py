@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("alone")
 COSTS = CostStats((4.5,), 3, 6.0)
 
 
-def begun(algorithm: str) -> tuple[Learner, Trajectories]:
+def begin(algorithm: str) -> tuple[Learner, Trajectories]:
     run = short(algorithm)
     team = team_of(run)
     return team.learners["shared"], batch_of(run, team).trajectories["shared"]
 
 
-def prepared_by(learner: Learner, batch: Trajectories) -> Any:
+def prepare(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
     shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
     plan = [minibatches(0, 0, 0, 2, shape, policy.settings.by_episode)]
@@ -38,10 +38,10 @@ def weights(learner: Learner) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo_lagrangian", "p3o", "cpo", "grpo"])
 def test_preparing_a_batch_changes_nothing_and_returns_the_same_again(algorithm):
-    learner, batch = begun(algorithm)
+    learner, batch = begin(algorithm)
     before, still = learner.state, weights(learner)
-    first, state, metrics = prepared_by(learner, batch)
-    again, same, figures = prepared_by(learner, batch)
+    first, state, metrics = prepare(learner, batch)
+    again, same, figures = prepare(learner, batch)
     assert learner.state is before
     assert torch.equal(weights(learner), still)
     assert (state, metrics) == (same, figures)
@@ -51,8 +51,8 @@ def test_preparing_a_batch_changes_nothing_and_returns_the_same_again(algorithm)
 
 
 def test_a_trust_regions_step_returns_weights_and_moves_none():
-    learner, batch = begun("cpo")
-    prepared, _, _ = prepared_by(learner, batch)
+    learner, batch = begin("cpo")
+    prepared, _, _ = prepare(learner, batch)
     actor = learner.policy.rollout_model.actor
     before = {name: parameter.clone() for name, parameter in actor.named_parameters()}
     moved, metrics = trust_region_step.constrained_weights(learner.policy, prepared, 0.01)
@@ -63,7 +63,7 @@ def test_a_trust_regions_step_returns_weights_and_moves_none():
 
 @pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian"])
 def test_the_state_is_the_same_from_plain_data(algorithm):
-    learner, batch = begun(algorithm)
+    learner, batch = begin(algorithm)
     fresh = learner.state
     learner.update(batch, 0, 0, COSTS)
     assert learner.state != fresh == UpdateState.initial(learner.policy)

@@ -35,7 +35,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def refused(kind: str, filesystem: fs.FileSystem, folder: str) -> Iterator[None]:
+def own_while_refused(kind: str, filesystem: fs.FileSystem, folder: str) -> Iterator[None]:
     """Own the folder while the block is refused; the block writes nothing."""
     with Lease(filesystem, folder, f"{kind} 'toy'"):
         with pytest.raises(MarlRayError) as caught:
@@ -52,7 +52,7 @@ def refused(kind: str, filesystem: fs.FileSystem, folder: str) -> Iterator[None]
 def test_a_second_driver_of_a_run_is_refused(storage, tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "check_capacity", lambda config: False)  # there is no Ray
     run = config(f"storage={storage}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db")
-    with refused("run", *filesystem_of(run)):
+    with own_while_refused("run", *filesystem_of(run)):
         train(run)
     assert not (tmp_path / "mlflow.db").exists()
 
@@ -67,6 +67,6 @@ def test_a_second_driver_of_a_sweep_is_refused(storage, tmp_path, monkeypatch):
         raise AssertionError("the sweep must not begin")
         yield
 
-    with refused("sweep", folder.filesystem, folder.path):
+    with own_while_refused("sweep", folder.filesystem, folder.path):
         run_sweep(sweep, cluster=nothing_runs)
     assert not (tmp_path / "mlflow.db").exists()

@@ -10,7 +10,7 @@ from pyarrow import fs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy_runs.runs import config
 from toy_serving.gateways import make_bundle
-from toys.trackers import taken
+from toys.trackers import read_iterations
 from waiting import until
 
 from marl_ray.config import RunConfig
@@ -65,13 +65,16 @@ def test_no_sink_delays_another_or_the_end(tmp_path):
     for iteration in range(20):
         write(journal, iteration, iteration)
         time.sleep(0.02)
-    until(lambda: taken(tmp_path, "Lines") == list(range(20)) and bool(lines), "all rows in Lines")
-    until(lambda: sinks.watch() or (len(lines) > 1 and taken(tmp_path, "Slow") == list(range(20))), "all rows in Slow")
+    until(lambda: read_iterations(tmp_path, "Lines") == list(range(20)) and bool(lines), "all rows in Lines")
+    until(
+        lambda: sinks.watch() or (len(lines) > 1 and read_iterations(tmp_path, "Slow") == list(range(20))),
+        "all rows in Slow",
+    )
     began = time.monotonic()
     sinks.close("FINISHED", wait_s=5)
     assert time.monotonic() - began < 15
-    assert taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == list(range(20))
-    assert taken(tmp_path, "Dead") == taken(tmp_path, "Hanging") == []
+    assert read_iterations(tmp_path, "Lines") == read_iterations(tmp_path, "Slow") == list(range(20))
+    assert read_iterations(tmp_path, "Dead") == read_iterations(tmp_path, "Hanging") == []
     assert (tmp_path / "Slow.ended").read_text() == "FINISHED" and not (tmp_path / "Dead.ended").exists()
     assert lines == [
         "toys.trackers:Dead: nobody answers; its rows wait in the run's folder",
@@ -89,7 +92,7 @@ def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_r
     sinks.check_open(20.0)
     write(journal, 0, 4)
     sinks.close("FINISHED")
-    assert taken(tmp_path, "Lines") == taken(tmp_path, "Database") == list(range(5)) and lines == []
+    assert read_iterations(tmp_path, "Lines") == read_iterations(tmp_path, "Database") == list(range(5)) and lines == []
 
 
 @pytest.mark.parametrize(
@@ -118,11 +121,11 @@ def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path):
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines, owns=lambda: owner[0]), Journal(LOCAL, folder)
     write(journal, 0, 4)
-    until(lambda: taken(tmp_path, "Lines") == list(range(5)), "five rows in Lines")
+    until(lambda: read_iterations(tmp_path, "Lines") == list(range(5)), "five rows in Lines")
     owner[0] = False
     write(journal, 5, 9)
     until(lambda: not sinks.deliveries[0].thread.is_alive(), "the end of the first delivery")
-    assert taken(tmp_path, "Lines") == list(range(5)) and not (tmp_path / "Lines.ended").exists()
+    assert read_iterations(tmp_path, "Lines") == list(range(5)) and not (tmp_path / "Lines.ended").exists()
     sinks.close("FINISHED", wait_s=5)
     assert lines == []  # the other owner delivers the rest
 
@@ -152,7 +155,7 @@ def test_a_sink_that_is_back_gets_what_it_missed(tmp_path):
     until(lambda: bool(lines), "a line about the full disk")
     (tmp_path / "room").touch()
     write(journal, 10, 19)
-    until(lambda: taken(tmp_path, "Full") == list(range(20)), "all rows in Full")
+    until(lambda: read_iterations(tmp_path, "Full") == list(range(20)), "all rows in Full")
     (tmp_path / "room").unlink()
     write(journal, 20, 29)
     sinks.close("FINISHED", wait_s=20)
@@ -163,7 +166,9 @@ def test_a_sink_that_is_back_gets_what_it_missed(tmp_path):
     assert "10 rows are not in toys.trackers:Full yet" in lines[-1]
     (tmp_path / "room").touch()  # the same command again
     delivering(run, folder).close("FINISHED", wait_s=30)
-    assert taken(tmp_path, "Full") == list(range(30)) and find_incomplete_sinks(run, LOCAL, folder) == [MLFLOW]
+    assert read_iterations(tmp_path, "Full") == list(range(30)) and find_incomplete_sinks(run, LOCAL, folder) == [
+        MLFLOW
+    ]
 
 
 def test_rows_that_workers_play_again_are_not_given_again(tmp_path):
@@ -173,10 +178,10 @@ def test_rows_that_workers_play_again_are_not_given_again(tmp_path):
         journal = Journal(LOCAL, folder)
         journal.begin(after)
         write(journal, first, first + 6, generation=first)
-        until(lambda last=first + 6: taken(tmp_path, "Lines")[-1:] >= [last], "the newest row in Lines")
+        until(lambda last=first + 6: read_iterations(tmp_path, "Lines")[-1:] >= [last], "the newest row in Lines")
     write(journal, 7, 15)
     sinks.close("FINISHED", wait_s=30)
-    assert taken(tmp_path, "Lines") == list(range(16))
+    assert read_iterations(tmp_path, "Lines") == list(range(16))
 
 
 def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_again(tmp_path, monkeypatch):
@@ -190,7 +195,7 @@ def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_a
     until(lambda: read_mark(LOCAL, folder, "toys.trackers:Moody").rows == 2, "two rows in Moody")
     write(journal, 2, 9)
     sinks.close("FINISHED", wait_s=20)
-    assert taken(tmp_path, "toy") == list(range(10))
+    assert read_iterations(tmp_path, "toy") == list(range(10))
 
 
 def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_path):

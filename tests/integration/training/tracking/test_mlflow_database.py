@@ -33,7 +33,7 @@ def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path):
     finally:
         for process in processes:
             process.kill()
-            process.join(10)
+            process.join(60)
     client = mlflow_client(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("marl-ray").experiment_id
     assert {run.info.run_id for run in client.search_runs([experiment])} == begun and len(begun) == 2
@@ -55,7 +55,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(tmp_path
         assert begun.wait(60)
         time.sleep(delay)
         process.kill()
-        process.join(10)
+        process.join(60)
     assert [experiment.name for experiment in mlflow_client(uri).search_experiments()] == ["Default"]
 
 

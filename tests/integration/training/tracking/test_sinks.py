@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from waiting import until
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -46,11 +47,12 @@ def test_wandb_writes_its_files_without_a_server(tmp_path, monkeypatch):
     (bundle / "bundle.json").unlink()  # the driver's copy is temporary
     sink.end("FINISHED")
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-0123abc.wandb")
-    deadline = time.monotonic() + 30
     expected = (b"return", b"run-bundle", b"models:/run/1", b"bundle.json", b"group", b"mappo", b"budget_dag")
-    while not all(part in file.read_bytes() for part in expected):  # a process of W&B's own writes it
-        assert time.monotonic() < deadline, [part for part in expected if part not in file.read_bytes()]
-        time.sleep(0.05)
+
+    def missing() -> list[bytes]:
+        return [part for part in expected if part not in file.read_bytes()]
+
+    until(lambda: not missing(), "W&B's own process to write the file", details=missing)
     assert sink.run.group == "marl-ray" and set(sink.run.tags or ()) == {"mappo", "budget_dag"}
 
 

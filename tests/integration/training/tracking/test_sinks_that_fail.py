@@ -18,9 +18,9 @@ import pytest
 from pyarrow import fs
 from servers.mlflow_server import MlflowServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy_runs.runs import config, mlflow_database, timeless, trained
+from toy_runs.runs import config, mlflow_database, timeless, train_rows
 from toy_runs.sweeps import ToySweep
-from toys.trackers import taken
+from toys.trackers import read_iterations
 from waiting import until
 
 from marl_ray.config import RunConfig
@@ -95,14 +95,14 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     (waiting,) = re.findall(r"toy: (\d+) rows are not in mlflow yet \(", printed)
     assert int(waiting) == 31 - read_mark(fs.LocalFileSystem(), f"{tmp_path}/toy", MLFLOW).rows > 0
     assert "Traceback" not in printed
-    assert read_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
+    assert read_tensorboard(run) == read_iterations(tmp_path, "Lines") == read_iterations(tmp_path, "Slow") == every
 
     server.start()
     (tmp_path / "room").touch()
     again = train(run)
     assert again.model == "models:/toy/1" and not again.trained
-    assert read_mlflow(run) == taken(tmp_path, "Full") == every
-    assert read_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
+    assert read_mlflow(run) == read_iterations(tmp_path, "Full") == every
+    assert read_tensorboard(run) == read_iterations(tmp_path, "Lines") == read_iterations(tmp_path, "Slow") == every
     client = MlflowRun(run, result.run_id).client
     assert client.get_run(result.run_id).info.status == "FINISHED"
     assert [file.path for file in client.list_artifacts(result.run_id)] == ["bundles", "return.png"]
@@ -160,12 +160,12 @@ def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster
             wait_for_rows(run, rows)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.wait(30)
+            process.wait(60)
     subprocess.run(command, env=environment, check=True, timeout=240)
     every = [iteration_of(row) for row in rows_of(run)]
     assert every == list(range(61))
-    assert read_mlflow(run) == read_tensorboard(run) == taken(tmp_path, "Lines") == every
-    calm = timeless(trained(str(tmp_path / "calm"), *keys))
+    assert read_mlflow(run) == read_tensorboard(run) == read_iterations(tmp_path, "Lines") == every
+    calm = timeless(train_rows(str(tmp_path / "calm"), *keys))
     left_out = {"timestamp", *(key for row in rows_of(run) for key in row if key.startswith("system/"))}
     rows = [{key: value for key, value in row.items() if key not in left_out} for row in timeless(rows_of(run))]
     assert rows == calm

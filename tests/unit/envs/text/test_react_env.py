@@ -124,7 +124,7 @@ def test_limits_hold_whatever_is_written(responses, max_calls):
     assert calls == env.infos["agent"]["metrics"]["calls"] <= max(1, max_calls)
 
 
-def test_no_call_beyond_the_limit():
+def test_no_call_is_left_beyond_the_limit():
     env = React(OFFLINE, kinds=["fact"], max_calls=1)
     play(env, search("x"), search("x"), index=0)
     assert env.observe("agent").endswith("No tool calls are left. Give the answer.\n(4 turns and 0 tool calls left)\n")
@@ -182,7 +182,7 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments():
         ("def f(:", "SyntaxError"),
     ],
 )
-def test_the_code_interpreter(code, words):
+def test_the_code_interpreter_shows_what_a_program_prints_or_why_it_fails(code, words):
     options = {"timeout_s": 0.3 if "while" in code else 20.0, "output_characters": 400 if "Error" in words else 100}
     tool = make_tool("code_interpreter", options)
     assert words in tool.call({"code": code}, 0.0)

@@ -30,7 +30,7 @@ ADDED = CodeTask(
 )
 
 
-def written(tmp_path: Path, lines: list[object], name: str = "data.jsonl") -> str:
+def write_lines(tmp_path: Path, lines: list[object], name: str = "data.jsonl") -> str:
     path = tmp_path / name
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     return str(path)
@@ -38,25 +38,25 @@ def written(tmp_path: Path, lines: list[object], name: str = "data.jsonl") -> st
 
 def test_a_line_is_a_task_of_mathematics(tmp_path):
     full = {"prompt": "a", "answer": 0.5, "solution": "half, so 0.5", "task_id": "x", "level": 3}
-    tasks = read_math(written(tmp_path, [SUM, "", full]))
+    tasks = read_math(write_lines(tmp_path, [SUM, "", full]))
     assert tasks == (MathTask("0", "1+1=", "2"), MathTask("x", "a", "0.5", "half, so 0.5", 3.0))
 
 
 def test_a_line_is_a_task_of_code(tmp_path):
-    tasks = read_code(written(tmp_path, [ADD, DOUBLE]))
+    tasks = read_code(write_lines(tmp_path, [ADD, DOUBLE]))
     assert tasks[0] == StaticProgramTask("add", ADD["prompt"], ADDED, 2.0)
     assert tasks[1] == StaticProgramTask("double", "Double.", CodeTask((StdioTest(b"2", b"4"),)))
 
 
 def test_one_file_serves_training_and_evaluation(tmp_path):
-    path = written(tmp_path, [ADD, DOUBLE])
+    path = write_lines(tmp_path, [ADD, DOUBLE])
     problems = benchmark("jsonl").parse(read_records(path, Path(path).read_bytes()))
     assert [problem.task for problem in problems] == [task.code for task in read_code(path)]  # type: ignore[attr-defined]  # of its benchmark's problems
     assert [problem.task_id for problem in problems] == [task.task_id for task in read_code(path)]
 
 
 def test_json_and_parquet_and_uris(tmp_path):
-    expected = read_code(written(tmp_path, [ADD, DOUBLE]))
+    expected = read_code(write_lines(tmp_path, [ADD, DOUBLE]))
     path = tmp_path / "data.json"
     path.write_text(json.dumps([ADD, DOUBLE]))
     assert read_code(str(path)) == expected
@@ -92,10 +92,10 @@ REFUSED = [
 @pytest.mark.parametrize(("read", "lines", "message"), REFUSED)
 def test_what_is_refused_is_named_by_file_line_and_field(tmp_path, read, lines, message):
     with pytest.raises(MarlRayError, match=message) as caught:
-        read(written(tmp_path, lines))
+        read(write_lines(tmp_path, lines))
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(MarlRayError, match=r"no\.jsonl: cannot be read"):
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MarlRayError, match=r"/no\.jsonl: cannot be read: No such file or directory$"):
         read_math(str(tmp_path / "no.jsonl"))

@@ -87,7 +87,7 @@ def test_keys_get_playwrights_names(keys, named):
 def test_hosts_have_their_ports():
     urls = ["http://shop.test/a", "https://shop.test", "http://127.0.0.1:9999"]
     assert hosts_of(urls) == {"shop.test:80", "shop.test:443", "127.0.0.1:9999"}
-    with pytest.raises(ValueError, match=r"'shop\.test' is no address"):
+    with pytest.raises(ValueError, match=r"^'shop\.test' is no address with http:// or https://$"):
         hosts_of(["shop.test"])
 
 
@@ -103,7 +103,7 @@ def node(number: int, role: str, name: str = "", children: tuple[int, ...] = (),
     }
 
 
-def seen(*nodes: dict[str, Any], **bounds: Any) -> list[str]:
+def visible_lines(*nodes: dict[str, Any], **bounds: Any) -> list[str]:
     """The lines of a page in which everything is visible but what `bounds` says."""
     boxes = {item["backendDOMNodeId"]: (0.0, 0.0, 10.0, 10.0) for item in nodes}
     boxes |= {int(name[1:]): box for name, box in bounds.items()}
@@ -111,7 +111,7 @@ def seen(*nodes: dict[str, Any], **bounds: Any) -> list[str]:
 
 
 def test_a_tree_is_indented_and_follows_its_children_whatever_the_order_of_nodes():
-    lines = seen(
+    lines = visible_lines(
         node(4, "StaticText", "Go"),
         node(1, "RootWebArea", "T", (2, 3), focusable=True),
         node(3, "link", "Out"),
@@ -123,19 +123,23 @@ def test_a_tree_is_indented_and_follows_its_children_whatever_the_order_of_nodes
 
 
 def test_text_that_a_line_before_has_is_left_out():
-    lines = seen(node(1, "RootWebArea", "T", (2,)), node(2, "link", "Home", (3,)), node(3, "StaticText", "Home"))
+    lines = visible_lines(
+        node(1, "RootWebArea", "T", (2,)), node(2, "link", "Home", (3,)), node(3, "StaticText", "Home")
+    )
     assert lines == ["[1] RootWebArea 'T'", "\t[2] link 'Home'"]
 
 
 def test_what_is_outside_of_the_viewport_or_has_no_size_is_left_out():
     nodes = node(1, "RootWebArea", "T", (2, 3, 4)), node(2, "link", "a"), node(3, "link", "b"), node(4, "option", "c")
-    lines = seen(*nodes, n2=(0, 100, 10, 10), n3=(0, 0, 0, 10), n4=(0, 0, 0, 0))
+    lines = visible_lines(*nodes, n2=(0, 100, 10, 10), n3=(0, 0, 0, 10), n4=(0, 0, 0, 0))
     assert lines == ["[1] RootWebArea 'T'", "\t[2] option 'c'"]
 
 
 def test_no_text_of_a_page_makes_a_line_of_its_own():
     text = "a\n[9] button 'b'\r\u2028x"
-    lines = seen(node(1, "RootWebArea", "T", (2, 3)), node(2, "link", text), node(3, "link", "a", keyshortcuts=text))
+    lines = visible_lines(
+        node(1, "RootWebArea", "T", (2, 3)), node(2, "link", text), node(3, "link", "a", keyshortcuts=text)
+    )
     assert len(lines) == 3
     assert lines[2] == f"\t[3] link 'a' keyshortcuts: {text!r}"
 

@@ -16,25 +16,25 @@ def view(*elements: ShownElement) -> PageView:
     return PageView("", dict(enumerate(elements, 1)))
 
 
-def shown(role: str, name: str = "", **properties: str) -> ShownElement:
+def shown_element(role: str, name: str = "", **properties: str) -> ShownElement:
     return ShownElement(0, role, name, properties)
 
 
 def test_elements_come_in_the_order_in_which_they_match_the_task():
     page = view(
-        shown("RootWebArea", "Page"),
-        shown("StaticText", 'Click on the "OK" button.'),
-        shown("button", "Cancel"),
-        shown("link", "on the way"),
-        shown("button", "ok"),
-        shown("button", "OK"),
+        shown_element("RootWebArea", "Page"),
+        shown_element("StaticText", 'Click on the "OK" button.'),
+        shown_element("button", "Cancel"),
+        shown_element("link", "on the way"),
+        shown_element("button", "ok"),
+        shown_element("button", "OK"),
     )
     row = page_row('Click on the "OK" button.', page, SLOTS + 1, 1.0)
     assert row.actions[: SLOTS + 1] == ("click [6]", "click [5]", "click [4]", "click [3]", "click [2]")
 
 
 def test_quoted_phrases_can_be_typed_into_text_boxes_alone():
-    page = view(shown("button", "Submit"), shown("textbox"), shown("searchbox", value="Joe"))
+    page = view(shown_element("button", "Submit"), shown_element("textbox"), shown_element("searchbox", value="Joe"))
     row = page_row('Enter "Joe" and "x]y" and press Submit.', page, SLOTS, 0.5)
     assert [action for action in row.actions if action.startswith("type")] == [
         f"type [{box}] [{phrase}] [0]" for box in (2, 3) for phrase in ("Joe", "x]y")

@@ -70,5 +70,5 @@ def test_the_expert_finds_elements_by_name():
     assert expert_action(("type", "Search", "a"), prompt) == "type [8] [a] [1]"
     assert expert_action(("tab", "1"), prompt) == "tab_focus [1]"
     assert expert_action(("stop", "yes"), prompt) == "stop [yes]"
-    with pytest.raises(MarlRayError, match="the page has no link, button or text box 'Buy'"):
+    with pytest.raises(MarlRayError, match=r"^the page has no link, button or text box 'Buy'$"):
         expert_action(("click", "Buy"), prompt)

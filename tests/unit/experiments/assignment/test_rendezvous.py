@@ -103,7 +103,7 @@ def test_staged_shares_are_met():
     weights = staged_weights({"a": 9.0, "b": 1.0, "c": 3.0, "off": 0.0}, "a", 0.2)
     assert weights == pytest.approx({"a": 0.8, "b": 0.05, "c": 0.15, "off": 0.0})
     assert staged_weights({"a": 9.0, "b": 0.0}, "a", 0.5) == {"a": 1.0, "b": 0.0}
-    with pytest.raises(ValueError, match="share must be in"):
+    with pytest.raises(ValueError, match=r"^share must be in \[0, 1\], got 1\.1$"):
         staged_weights({"a": 1.0, "b": 1.0}, "a", 1.1)
 
 

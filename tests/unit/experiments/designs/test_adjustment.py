@@ -30,7 +30,7 @@ def test_cuped_is_least_squares_with_a_mean_per_arm():
     assert moved.arms["a"].mean == pytest.approx(result.arms["a"].mean)
     constant = cuped(y, {arm: np.ones(len(values)) for arm, values in y.items()})
     assert constant.arms["a"] == summarise(y["a"])
-    with pytest.raises(MarlRayError, match="arm 'b'"):
+    with pytest.raises(MarlRayError, match=r"^covariates: expected 200 numbers for arm 'b', as many as outcomes$"):
         cuped(y, {"a": x["a"]})
 
 
@@ -45,7 +45,7 @@ def test_ratio_varies_as_the_bootstrap_says():
     assert math.sqrt(summary.variance / summary.n) == pytest.approx(bootstrap, rel=0.05)
     plain, same = ratio_summary(errors, np.ones(500)), summarise(errors)
     assert (plain.mean, plain.variance) == pytest.approx((same.mean, same.variance))
-    with pytest.raises(MarlRayError, match="denominators: expected a positive sum"):
+    with pytest.raises(MarlRayError, match=r"^denominators: expected a positive sum, got 0\.0$"):
         ratio_summary(np.ones(2), np.zeros(2))
     assert ratio_summary(np.zeros(0), np.zeros(0)).n == 0
 

@@ -21,7 +21,7 @@ from marl_ray.experiments.statistics.bets import (
 )
 
 
-def looped(side: int, null: float, y: list[float], treated: list[bool], share: list[float]) -> float:
+def capital_by_loop(side: int, null: float, y: list[float], treated: list[bool], share: list[float]) -> float:
     """ln K of one null, unit by unit as the docstring has it."""
     capital = [1.0] * len(EFFECTS)
     n, total, squares = PRIOR_WEIGHT, PRIOR_WEIGHT / 2, PRIOR_WEIGHT / 4
@@ -49,7 +49,9 @@ UNITS = st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.floats(0.02, 0.98)
 @given(UNITS, st.sampled_from([-1, 1]), st.floats(-1, 1))
 def test_capital_is_the_loops(units, side, null):
     y, treated, share = zip(*units, strict=True)
-    assert evidence(side, null, y, treated, share) == pytest.approx(looped(side, null, *map(list, (y, treated, share))))
+    assert evidence(side, null, y, treated, share) == pytest.approx(
+        capital_by_loop(side, null, *map(list, (y, treated, share)))
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,7 +100,7 @@ def test_the_test_does_not_depend_on_when_it_is_looked_at_nor_on_units(units, cu
         assert (side * (bound + 10 * margin) > 0) == (single.evidence().log_e > math.log(20))
 
 
-def drawn(rng: np.random.Generator, n: int, q: Any, treatment: Any, control: Any) -> tuple[np.ndarray, ...]:
+def draw(rng: np.random.Generator, n: int, q: Any, treatment: Any, control: Any) -> tuple[np.ndarray, ...]:
     share = np.broadcast_to(q, n).astype(float)
     treated = rng.random(n) < share
     return np.where(treated, treatment, control).astype(float), treated, share
@@ -119,7 +121,7 @@ def test_rare_large_losses_do_not_promote_a_worse_arm():
     for _ in range(60):
         n = 3_000
         losses = np.where(rng.random(n) < 0.001, 100.0, 0.0)
-        units = drawn(rng, n, 0.5, rng.standard_normal(n) - losses, rng.standard_normal(n))
+        units = draw(rng, n, 0.5, rng.standard_normal(n) - losses, rng.standard_normal(n))
         wrong += proven(BettingTest(Claim(1, -110.0, 10.0, 0.1)), units) is not None
     assert wrong <= 3
 
@@ -131,9 +133,9 @@ def test_false_rollbacks_of_drifting_ramps_are_rare_and_real_harm_is_found():
         day = (np.sin(np.arange(2_400) / 200) + 1) / 2 * 0.8
         base = rng.random(2_400)
         same = (base < 0.1 + day).astype(float)
-        wrong += proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, same, same)) is not None
+        wrong += proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), draw(rng, 2_400, ramp, same, same)) is not None
         worse = (base < 0.05 + day * 0.6).astype(float)
-        harms.append(proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, worse, same)) is not None)
+        harms.append(proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), draw(rng, 2_400, ramp, worse, same)) is not None)
     assert wrong <= 8  # 5 % of 80 is 4
     assert np.mean(harms) > 0.9
 
@@ -142,7 +144,7 @@ def test_bounds_cover_the_effect_and_close_in_on_it():
     rng, missed, widths = np.random.default_rng(2), 0, []
     for _ in range(60):
         n = 4_000
-        units = drawn(rng, n, 0.3, rng.beta(3, 2, n), rng.beta(2, 2, n))
+        units = draw(rng, n, 0.3, rng.beta(3, 2, n), rng.beta(2, 2, n))
         low, high = BettingTest(Claim(1, 0.0, 1.0, 0.0)), BettingTest(Claim(-1, 0.0, 1.0, 0.0))
         for test in (low, high):
             test.add(*units)
@@ -157,7 +159,7 @@ def test_bounds_cover_the_effect_and_close_in_on_it():
 
 def test_an_interpolated_bound_is_the_refuted_null():
     rng = np.random.default_rng(3)
-    units = drawn(rng, 2_000, 0.5, rng.beta(3, 2, 2_000), rng.beta(2, 2, 2_000))
+    units = draw(rng, 2_000, 0.5, rng.beta(3, 2, 2_000), rng.beta(2, 2, 2_000))
     for side in (1, -1):
         test = BettingTest(Claim(side, 0.0, 1.0, 0.0))
         test.add(*units)
@@ -172,7 +174,7 @@ def test_a_relative_margin_scales_the_control(higher):
     """The control's mean is 0.5; a treatment that is 10 % worse is within 20 % of it and not within 5 %."""
     rng, n = np.random.default_rng(4), 12_000
     other = 0.45 if higher else 0.55
-    units = drawn(rng, n, 0.5, rng.random(n) < other, rng.random(n) < 0.5)
+    units = draw(rng, n, 0.5, rng.random(n) < other, rng.random(n) < 0.5)
     for part, within in ((0.2, True), (0.05, False)):
         scale = 1 - part if higher else 1 + part
         good, bad = (BettingTest(Claim(side, 0.0, 1.0, 0.0, higher, scale)) for side in (1, -1))

@@ -93,7 +93,7 @@ def test_what_is_drawn_is_the_session_the_cluster_or_the_block():
         assert draw_arm(table, "cluster", f"u{k}", cluster="c", **options) == (table.assign("c"), "c")
         block = block_of(START, 600.0)
         assert draw_arm(table, "switchback", f"u{k}", cluster="c", **options) == (table.assign_block(block), block)
-    with pytest.raises(ValueError, match="cluster"):
+    with pytest.raises(ValueError, match=r"^cluster: expected the unit's cluster$"):
         draw_arm(table, "cluster", "u", **options)
 
 

@@ -120,7 +120,7 @@ def test_discrete_actions_count_from_the_spaces_start():
     assert distribution.to_env(torch.tensor([0, 2])).tolist() == [-1, 1]
 
 
-def test_entropy_of_the_uniform_policy():
+def test_the_entropy_of_a_uniform_policy_is_the_logarithm_of_the_actions():
     assert distribution_of(spaces.Discrete(7)).entropy(torch.full((1, 7), 1 / 7).log()).item() == pytest.approx(
         math.log(7)
     )

@@ -121,7 +121,7 @@ def test_what_is_built_otherwise_is_not_stacked(tmp_path):
     assert not can_stack([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
     large = NetworkConfig(hidden=(256, 256))
     assert not can_stack([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
-    with pytest.raises(ValueError, match="built alike"):
+    with pytest.raises(ValueError, match=r"^expected bundles whose policies are built alike$"):
         Stack([one_bundle, bundle(tmp_path, SPACES["vector"], 1)])
 
 

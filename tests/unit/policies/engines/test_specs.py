@@ -51,7 +51,10 @@ def test_a_spec_decides_about_actors_adapters_and_patience(monkeypatch):
 
 def test_a_spec_that_is_none_is_refused(monkeypatch):
     monkeypatch.setattr("toys.engines.Apart.spec", "vllm")
-    with pytest.raises(MarlRayError, match="its `spec` is 'vllm', expected an EngineSpec"):
+    with pytest.raises(
+        MarlRayError,
+        match=r"^toys\.engines:Apart: its `spec` is 'vllm', expected an EngineSpec \(of marl_ray\.config\)$",
+    ):
         engine_spec("toys.engines:Apart")
 
 
@@ -60,7 +63,7 @@ def test_an_engine_with_a_server_writes_an_arms_responses(tmp_path):
     bundle = make_text_bundle(tmp_path, 1, context=64)
 
     async def text(engine: str) -> str:
-        arm = TextBatcher(load_bundle(bundle), 4, 30.0, engine)
+        arm = TextBatcher(load_bundle(bundle), 4, 60.0, engine)
         try:
             reply, written = arm.write(TextRequest("writer", "hello", 5)), ""
             while True:
@@ -72,7 +75,7 @@ def test_an_engine_with_a_server_writes_an_arms_responses(tmp_path):
             arm.close()
 
     assert asyncio.run(text(PLAIN)) == asyncio.run(text("torch"))
-    arm = TextBatcher(load_bundle(bundle), 4, 30.0, PLAIN)
+    arm = TextBatcher(load_bundle(bundle), 4, 60.0, PLAIN)
     try:
         with pytest.raises(FieldError, match=f"engine={PLAIN} writes no JSON on demand"):
             arm.model("writer").guide(TextRequest("writer", "hello", 5, json_object=True))

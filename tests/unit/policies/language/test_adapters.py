@@ -55,7 +55,7 @@ def full_pass(policy: TokenPolicy, ids: Tensor) -> Tensor:
     return policy.logits(states.flatten(0, 1)).log_softmax(-1)
 
 
-def decoded(policy: TokenPolicy, ids: Tensor, model: Callable[[TokenPolicy], Any]) -> Tensor:
+def decode(policy: TokenPolicy, ids: Tensor, model: Callable[[TokenPolicy], Any]) -> Tensor:
     """Log-probabilities after the last token of each row, by the model that an engine decodes with."""
     cached = model(policy)
     prefix = cached.prefill(ids[:, :-1])
@@ -66,8 +66,8 @@ def decoded(policy: TokenPolicy, ids: Tensor, model: Callable[[TokenPolicy], Any
 
 WAYS: dict[str, Callable[[TokenPolicy, Tensor], Tensor]] = {
     "evaluation": full_pass,
-    "torch": lambda policy, ids: decoded(policy, ids, lambda value: LlamaModel(value.lm, 64)),
-    "transformers": lambda policy, ids: decoded(policy, ids, lambda value: ForwardModel(value.lm)),
+    "torch": lambda policy, ids: decode(policy, ids, lambda value: LlamaModel(value.lm, 64)),
+    "transformers": lambda policy, ids: decode(policy, ids, lambda value: ForwardModel(value.lm)),
 }
 
 
@@ -140,7 +140,7 @@ def test_a_product_is_its_layers_and_is_written_through():
     torch.testing.assert_close(made(x), torch.cat([layer(x) for layer in layers], -1))
 
 
-def saved(policy: TokenPolicy, folder: Path) -> Path:
+def save(policy: TokenPolicy, folder: Path) -> Path:
     path = save_token_bundle(folder, {"a": "solver"}, {"solver": plain_copy(policy)}, LINEAGE)
     return path / "solver"
 
@@ -151,7 +151,7 @@ def saved(policy: TokenPolicy, folder: Path) -> Path:
 def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path, dtype, targets):
     policy = tiny(critic=False, signals=0, dtype=dtype, lora=LORA | {"targets": targets})
     plain, bare = plain_copy(policy), tiny(critic=False, signals=0)
-    folder = saved(policy, tmp_path / "bundle")
+    folder = save(policy, tmp_path / "bundle")
     base = {
         name.replace(".base_layer", ""): value for name, value in policy.lm.state_dict().items() if "lora" not in name
     }
@@ -175,7 +175,7 @@ def test_an_adapter_names_the_model_it_belongs_to(tmp_path):
     policy.lm.save_pretrained(tmp_path / "base")
     policy.tokenizer.save_pretrained(tmp_path / "base")
     model = ModelConfig.model_validate({"path": str(tmp_path / "base"), "context": 64, "lora": LORA})
-    folder = saved(build_token_policy(model, GenerationConfig(), 0), tmp_path / "bundle")
+    folder = save(build_token_policy(model, GenerationConfig(), 0), tmp_path / "bundle")
     settings = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tmp_path / "base")
 
@@ -193,7 +193,7 @@ def test_peft_reads_adapters_of_transposed_weights(tmp_path):
     base.load_state_dict(stored)
     base.save_pretrained(tmp_path / "base")
     ids = torch.arange(64)[None]
-    folder = saved(policy, tmp_path / "bundle")
+    folder = save(policy, tmp_path / "bundle")
     read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder / "adapter")
     torch.testing.assert_close(read(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
     merged = AutoModelForCausalLM.from_pretrained(folder)
@@ -249,7 +249,7 @@ def test_a_mixture_has_adapters_beside_its_experts(tmp_path, name):
     log_probs = policy.reference_evaluate(prompts, answers, torch.ones(1, 3, dtype=torch.bool))[0]
     torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)
     assert (bare(ids).logits - lm(ids).logits).abs().max() > 0.1
-    folder = saved(policy, tmp_path / "bundle")
+    folder = save(policy, tmp_path / "bundle")
     merged = load_bundle(folder.parent).policies["solver"].lm
     torch.testing.assert_close(merged(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
     read = PeftModel.from_pretrained(bare, folder / "adapter")

@@ -44,7 +44,7 @@ SIZES = {
 }
 
 
-def saved(folder, architecture="Qwen2", dtype=torch.float32, shards="10GB", **settings):
+def save_model(folder, architecture="Qwen2", dtype=torch.float32, shards="10GB", **settings):
     torch.manual_seed(0)
     config = getattr(transformers, f"{architecture}Config")(**SIZES | settings)
     lm = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -53,7 +53,7 @@ def saved(folder, architecture="Qwen2", dtype=torch.float32, shards="10GB", **se
     return folder
 
 
-def built(folder, unread, **model):
+def build_policy(folder, unread, **model):
     config = ModelConfig.model_validate({"path": str(folder), "context": 64} | model)
     return build_token_policy(config, GenerationConfig(), 3, True, 1, unread=unread)
 
@@ -83,8 +83,8 @@ def local(tensor):
     ],
 )
 def test_policies_are_the_same_to_the_bit(tmp_path, stored, model, mixed):
-    folder = saved(tmp_path, **stored)
-    late, early = (built(folder, unread, **model) for unread in (True, False))
+    folder = save_model(tmp_path, **stored)
+    late, early = (build_policy(folder, unread, **model) for unread in (True, False))
     assert late.unread is not None and early.unread is None
     assert {parameter.device.type for parameter in late.lm.parameters() if not parameter.requires_grad} <= {"meta"}
     assert late.lm.config.to_dict() == early.lm.config.to_dict()
@@ -130,14 +130,14 @@ def test_what_only_transformers_can_read_is_read_at_once(tmp_path):
 
 
 def test_files_that_are_missing_cut_short_or_of_another_model_are_named(tmp_path):
-    folder = saved(tmp_path, shards="20KB")
+    folder = save_model(tmp_path, shards="20KB")
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     shard_file = folder / index["model.layers.1.mlp.up_proj.weight"]
     content = shard_file.read_bytes()
 
     def refused(message):
         with pytest.raises(MarlRayError, match=message) as caught:
-            built(folder, True)
+            build_policy(folder, True)
         assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
     shard_file.unlink()
@@ -153,8 +153,8 @@ def test_files_that_are_missing_cut_short_or_of_another_model_are_named(tmp_path
 
 @pytest.mark.parametrize("lora", ["", ", lora: {rank: 4}"])
 def test_a_policy_that_begins_with_a_bundle_reads_the_shards_of_the_bundle(tmp_path, lora):
-    saved(tmp_path / "model", "Llama")
-    bundle = bundled(saved(tmp_path / "other", "Llama", dtype=torch.bfloat16), tmp_path / "bundles")
+    save_model(tmp_path / "model", "Llama")
+    bundle = save_bundle(save_model(tmp_path / "other", "Llama", dtype=torch.bfloat16), tmp_path / "bundles")
     run = texts.config(
         f"team.speaker.model={{path: '{tmp_path / 'model'}', context: 32{lora}}}", f"team.speaker.bundle={bundle}"
     )
@@ -172,11 +172,11 @@ def test_a_policy_that_begins_with_a_bundle_reads_the_shards_of_the_bundle(tmp_p
 
 
 def test_a_bundle_of_another_shape_is_no_begin(tmp_path):
-    saved(tmp_path / "model", "Llama")
+    save_model(tmp_path / "model", "Llama")
     shapes = {"wide": {"hidden_size": 64}, "deep": {"num_hidden_layers": 3}, "flat": {"num_hidden_layers": 1}}
     messages = ["model.embed_tokens.weight is [259, 64]", "model.layers.2.", "it lacks model.layers.1."]
     for (name, shape), message in zip(shapes.items(), messages, strict=True):
-        bundle = bundled(saved(tmp_path / name, "Llama", **shape), tmp_path / "bundles")
+        bundle = save_bundle(save_model(tmp_path / name, "Llama", **shape), tmp_path / "bundles")
         run = texts.config(
             f"team.speaker.model={{path: '{tmp_path / 'model'}', context: 32}}", f"team.speaker.bundle={bundle}"
         )
@@ -185,12 +185,12 @@ def test_a_bundle_of_another_shape_is_no_begin(tmp_path):
             build_models(run, make_env(run.env), {"speaker": ["a"]})
 
 
-def bundled(folder, bundles):
-    return save_token_bundle(bundles, {"a": "lm"}, {"lm": on_cpu(built(folder, False))}, LINEAGE)
+def save_bundle(folder, bundles):
+    return save_token_bundle(bundles, {"a": "lm"}, {"lm": on_cpu(build_policy(folder, False))}, LINEAGE)
 
 
 def test_a_disk_that_fails_while_weights_are_read_is_named(tmp_path, monkeypatch):
-    policy = built(saved(tmp_path), True)
+    policy = build_policy(save_model(tmp_path), True)
 
     def fail(*arguments):
         raise OSError(errno.EIO, "Input/output error")
@@ -206,7 +206,7 @@ def missing(folder, last):
     return f": {last.name}: No such file"
 
 
-def truncated(folder, last):
+def truncate(folder, last):
     last.write_bytes(last.read_bytes()[:-10])
     return f": {last.name}: "
 
@@ -262,7 +262,7 @@ def of_no_index(folder, last):
 
 SPOILED = [
     missing,
-    truncated,
+    truncate,
     of_another_model,
     incomplete,
     under_other_names,
@@ -275,7 +275,7 @@ SPOILED = [
 
 @pytest.mark.parametrize("spoil", SPOILED)
 def test_a_file_that_cannot_be_read_is_named_before_a_cluster_is_asked(tmp_path, spoil):
-    saved(tmp_path, "Llama", shards="20KB")
+    save_model(tmp_path, "Llama", shards="20KB")
     run = texts.config(f"team.speaker.model={{path: '{tmp_path}', context: 32}}")
     check_run(run)
     last = max(tmp_path.glob("*.safetensors"))
@@ -284,12 +284,12 @@ def test_a_file_that_cannot_be_read_is_named_before_a_cluster_is_asked(tmp_path,
         check_run(run)
     assert message.removeprefix("team.speaker.") in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(MarlRayError) as also_refused:  # workers have no other opinion
-        built(tmp_path, True)
+        build_policy(tmp_path, True)
     assert message.partition(": ")[2] in str(also_refused.value)
 
 
 def test_files_whose_weights_transformers_renames_are_of_their_model(tmp_path):
-    saved(tmp_path, "Mixtral", num_local_experts=2, intermediate_size=16)
+    save_model(tmp_path, "Mixtral", num_local_experts=2, intermediate_size=16)
     assert any(".experts.1." in name for name in load_file(tmp_path / "model.safetensors"))
     with torch.device("meta"):
         lm = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))

@@ -38,7 +38,7 @@ def test_a_number_depends_on_seed_stream_and_token_alone(seed, streams, tokens):
         assert (token_uniforms(seed, [stream], 11)[0, :tokens] == row).all()
 
 
-def test_uniform_and_independent():
+def test_random_numbers_are_uniform_and_independent():
     numbers = token_uniforms(3, range(250), 200)
     assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-3
     # A token's place in the stream, and a stream, is uniform by itself.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
-from toy_models.tokenizers import CHATML, LLAMA2, PARTS, PIECES, bytes_with, spaced
+from toy_models.tokenizers import CHATML, LLAMA2, PARTS, PIECES, bytes_with, spacing_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
@@ -16,7 +16,7 @@ from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_chat,
 TOKENIZERS: dict[str, Any] = {  # transformers' tokenizers
     "tiny": byte_tokenizer(),
     "chatml": bytes_with(CHATML, "<|im_start|>", "<|im_end|>"),
-    "llama 2": spaced(LLAMA2),
+    "llama 2": spacing_tokenizer(LLAMA2),
     "pieces": bytes_with(PIECES, common=("<|user|>", "<|assistant|>", "<|end|>")),
     "parts": bytes_with(PARTS, "<|im_start|>", "<|im_end|>"),
     "none": bytes_with(None, "<|im_end|>"),
@@ -90,7 +90,7 @@ def test_nothing_that_a_client_says_is_left_out():
     messages = [{"role": "developer", "content": "be good"}, {"role": "user", "content": "hi"}]
     assert several.decode(encode_chat(several, messages)) == "<|system|>be good<|user|>hi<|assistant|>"
     for role in ("system", "developer"):
-        with pytest.raises(MarlRayError, match="prompt: the chat template leaves out what the role system says"):
+        with pytest.raises(MarlRayError, match=r"^prompt: the chat template leaves out what the role system says$"):
             encode_chat(alone, [{"role": role, "content": "be good"}, *messages[1:]])
     assert "developer" in TOKENIZERS["pieces"].decode(encode_chat(TOKENIZERS["pieces"], messages))
 
@@ -103,7 +103,7 @@ def test_a_template_that_shows_nothing_is_named():
 
 
 def test_a_start_token_begins_a_text_and_no_end_token_ends_it():
-    tokenizer = spaced(LLAMA2)
+    tokenizer = spacing_tokenizer(LLAMA2)
     tokenizer._tokenizer.post_processor = processors.TemplateProcessing(  # noqa: SLF001  transformers'
         "<s> $A </s>", special_tokens=[("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]
     )
@@ -144,7 +144,9 @@ def test_a_long_text_keeps_its_begin_and_its_end():
     assert shortened and frame + 66 < len(ids) <= frame + 70
     shown = tokenizer.decode(ids)
     assert "\nbegin xx" in shown and "xx end<|im_end|>" in shown and "x…x" in shown
-    with pytest.raises(PromptTooLongError, match="prompt: expected at most 50 tokens"):
+    with pytest.raises(
+        PromptTooLongError, match=r"^prompt: expected at most 50 tokens when half of its 110 characters are left out$"
+    ):
         fit_prompt(tokenizer, text, None, 50)
 
 

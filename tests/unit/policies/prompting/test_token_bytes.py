@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from toy_models.tokenizers import CHATML, bytes_with, spaced
+from toy_models.tokenizers import CHATML, bytes_with, spacing_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from marl_ray.policies.prompting.token_bytes import BYTE_ALPHABET, TokenBytes
 
 
-def merged() -> PreTrainedTokenizerFast:
+def merging_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with merges, some of them of parts of characters."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -20,7 +20,7 @@ def merged() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-TOKENIZER = merged()
+TOKENIZER = merging_tokenizer()
 
 
 @given(st.text())
@@ -40,5 +40,5 @@ def test_what_has_no_bytes_of_its_own_has_none():
     known, vocabulary = TokenBytes(tokenizer), tokenizer.get_vocab()
     assert known.bytes_of(vocabulary["<|im_end|>"]) is None and known.bytes_of(10**6) is None
     assert known.bytes_of(vocabulary["<tool_call>"]) == list(b"<tool_call>")
-    words = TokenBytes(spaced(CHATML))  # a word's space depends on what stands before it
+    words = TokenBytes(spacing_tokenizer(CHATML))  # a word's space depends on what stands before it
     assert {words.bytes_of(number) for number in range(20)} == {None}

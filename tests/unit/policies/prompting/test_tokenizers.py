@@ -63,7 +63,9 @@ def test_what_a_tokenizer_lacks_is_named(tmp_path):
     assert encode_prompt(plain, "ab", None) == [97, 98]
     with pytest.raises(MarlRayError, match=r"model.chat: tokenizer '.*c' has no chat template"):
         encode_prompt(plain, "ab", True)
-    with pytest.raises(MarlRayError, match="prompt: expected at least one token"):
+    with pytest.raises(
+        MarlRayError, match=r"^prompt: expected at least one token, got an empty text and no chat template$"
+    ):
         encode_prompt(plain, "", None)
     with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}' has no tokenizer") as caught:
         load_tokenizer(str(tmp_path))

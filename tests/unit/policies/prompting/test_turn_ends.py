@@ -18,7 +18,7 @@ from toy_models.tokenizers import (
     PIECES,
     THINKS,
     bytes_with,
-    spaced,
+    spacing_tokenizer,
 )
 from toy_serving.gateways import LINEAGE
 from toys.texts import config
@@ -75,7 +75,7 @@ def test_the_template_says_where_a_turn_ends(name):
 
 
 def test_text_before_the_end_is_part_of_it():
-    tokenizer = spaced(LLAMA2)
+    tokenizer = spacing_tokenizer(LLAMA2)
     assert turn_end(model(tokenizer), tokenizer) == (" ", tokenizer.eos_token_id)
 
 
@@ -157,7 +157,7 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
     if scheme is None:
         tokenizer = bytes_with(template, "<s>", *frame, bos_token="<s>")
     else:
-        tokenizer = spaced(template, scheme)
+        tokenizer = spacing_tokenizer(template, scheme)
         tokenizer.add_special_tokens({"additional_special_tokens": list(frame)})
     sizes = "team.speaker.model.context=128", "team.speaker.generation.max_tokens=40"
     for response in ("yes", "a b", "x-y z"):
@@ -171,7 +171,7 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
 
 
 def test_a_reply_without_a_template_goes_on_where_its_prompt_ends():
-    tokenizer = spaced(LLAMA2)
+    tokenizer = spacing_tokenizer(LLAMA2)
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30", "team.speaker.model.chat=false"
     [example] = encode_examples([TextExample("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
     assert tokenizer.convert_ids_to_tokens(example.response) == ["2", "</s>"]

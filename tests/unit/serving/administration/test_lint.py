@@ -89,7 +89,7 @@ MODELS = [
 ]
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
+def change_config(path: str, value: Any) -> dict[str, Any]:
     """GOOD with one value set, at a dotted path."""
     data = copy.deepcopy(GOOD)
     *parents, last = path.split(".")
@@ -109,16 +109,16 @@ def test_a_good_config_has_no_finding_and_is_left_as_it_was():
 
 def test_a_variable_that_names_another_of_the_machine_is_no_secret():
     secrets = {"PGPASSWORD": "${DB_PASSWORD}", "BROKER": "amqp://user:${BROKER_PASSWORD}@host", "API_KEY": ""}
-    assert lint_serve_config(changed(f"{APP}.runtime_env.env_vars", secrets), "f.yaml") == []
+    assert lint_serve_config(change_config(f"{APP}.runtime_env.env_vars", secrets), "f.yaml") == []
     for plain in ("x${DB_PASSWORD}", "$(DB_PASSWORD)", "$ecret"):
-        (finding,) = lint_serve_config(changed(f"{APP}.runtime_env.env_vars", {"PGPASSWORD": plain}), "f.yaml")
+        (finding,) = lint_serve_config(change_config(f"{APP}.runtime_env.env_vars", {"PGPASSWORD": plain}), "f.yaml")
         assert "env_vars.PGPASSWORD: expected no secret here" in finding
 
 
 @pytest.mark.parametrize("where", MODELS)
 def test_an_unknown_key_is_found_at_every_depth(where):
     path = f"{where}.bogus_key".lstrip(".")
-    assert lint_serve_config(changed(path, 1), "f.yaml") == [f"f.yaml: {path}: unknown key"]
+    assert lint_serve_config(change_config(path, 1), "f.yaml") == [f"f.yaml: {path}: unknown key"]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_an_unknown_key_is_found_at_every_depth(where):
     ],
 )
 def test_a_mistake_is_one_line_with_its_path(path, value, finding):
-    findings = lint_serve_config(changed(path, value), "f.yaml")
+    findings = lint_serve_config(change_config(path, value), "f.yaml")
     assert len(findings) == 1
     assert findings[0].startswith("f.yaml: ")
     assert finding in findings[0]
@@ -185,7 +185,7 @@ def test_a_mistake_is_one_line_with_its_path(path, value, finding):
 
 
 def test_all_mistakes_are_told_at_once():
-    data = changed("http_options.prot", 1)
+    data = change_config("http_options.prot", 1)
     data["applications"][0]["args"] |= {"replica": 3, "max_batch": 0}
     data["applications"][0]["deployments"][0]["num_cpus"] = 1
     assert [finding.split(": ")[1] for finding in lint_serve_config(data, "f.yaml")] == [
@@ -229,7 +229,7 @@ def test_in_a_pod_other_things_are_wrong(path, value, finding):
     def findings(data):
         return lint_serve_config(data, "f.yaml", where="spec.serveConfigV2.", pods=2)
 
-    good = json.loads(json.dumps(changed("http_options.host", "0.0.0.0")))
+    good = json.loads(json.dumps(change_config("http_options.host", "0.0.0.0")))
     good["applications"][0]["args"] |= {"database": "postgresql://", "api_keys": "/etc/keys.yaml"}
     assert findings(good) == []
     *parents, last = path.split(".")

@@ -12,12 +12,12 @@ REQUEST = TextRequest("writer", "hello", 5)
 
 
 async def test_a_response_that_was_assigned_before_its_arm_was_closed_is_refused_at_once(tmp_path):
-    arm = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=64)), 4, 30.0)
+    arm = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=64)), 4, 60.0)
     first, late = arm.write(REQUEST), arm.write(REQUEST)
     begun = await first.next()
     assert not isinstance(begun, RequestRejection)
     first.leave()
     await asyncio.to_thread(arm.close)
-    refusal = await asyncio.wait_for(late.next(), 5)
+    refusal = await asyncio.wait_for(late.next(), 60)
     late.leave()
     assert (refusal.status, refusal.message) == (503, "this replica is closing the arm")

@@ -5,7 +5,7 @@ from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_models.tokenizers import LLAMA2, bytes_with, spaced
+from toy_models.tokenizers import LLAMA2, bytes_with, spacing_tokenizer
 
 from marl_ray.policies.engines.decoding.stop_strings import first_stop
 from marl_ray.policies.language.tiny_models import byte_tokenizer
@@ -45,7 +45,7 @@ def test_special_tokens_without_a_name_have_no_text_either():
 
 @given(st.lists(st.sampled_from(["a", "b", "▁", "\n", "<s>", "</s>"]), max_size=12))
 def test_a_special_token_does_not_make_the_next_word_the_first(tokens):
-    tokenizer = spaced(LLAMA2)
+    tokenizer = spacing_tokenizer(LLAMA2)
     ids = tokenizer.convert_tokens_to_ids(tokens)
     detokenizer = Detokenizer(tokenizer)
     parts = [detokenizer.add([number], False) for number in ids] + [detokenizer.add([], True)]

@@ -166,7 +166,7 @@ async def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
         before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
         router = app.service.endpoints.routers["exp"]
         app.service.roll_back(router, "four", "test")
-        await until_async(lambda: "four" in router.state.rolled_back)
+        await until_async(lambda: "four" in router.state.rolled_back, "the rollback")
         after = {session: (await ask(client, session)).json()["arm"] for session in before}
     assert set(before.values()) == {"one", "four"} and set(after.values()) == {"one"}
 
@@ -178,7 +178,7 @@ async def test_weights_that_were_rolled_back_are_refused_under_another_runs_name
 
     async with serving(config_of_arms(tmp_path, arms)) as (_, app):
         app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
-        await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
+        await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
     config = config_of_arms(tmp_path, again, name="next")
     with pytest.raises(MarlRayError, match=r"arms\.four: the weights of bundle .* have been rolled back in"):
         Gateway(config)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from stores.migrated import migrated
+from stores.migrated import migrate
 from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, ask, bundle, circuits, config_of_arms, errors_of
 from waiting import until_async
 
@@ -163,7 +163,7 @@ def elsewhere(tmp_path: Path, treatment: list[Exception], control: list[Exceptio
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
     config = config_of_arms(tmp_path, arms, placement="deployment", **more)
     ends = {arms["one"]: control, arms["four"]: treatment}
-    migrated(config.database)
+    migrate(config.database)
     return Gateway(config, seed=0, host=lambda served, path, _: Elsewhere(served, *ends[path]))
 
 
@@ -230,7 +230,7 @@ def test_a_treatment_is_rolled_back_for_its_circuit_only_if_it_stays_open_throug
             assert (await ask(client, f"s{k}")).status_code == 200
             await asyncio.sleep(0.005)
         if outage > 5:
-            await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
+            await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
         return app.service.stores.experiments.read("exp").state.rolled_back, app.service.stores.experiments.audit(
             "exp"
         )[-1].reason

@@ -50,7 +50,7 @@ def shared(monkeypatch) -> list[int]:
 
 
 async def actions_of(*arms: ArmBatcher) -> list[int]:
-    answers = await asyncio.wait_for(asyncio.gather(*(arm.act(OBSERVATIONS, True) for arm in arms)), 10)
+    answers = await asyncio.wait_for(asyncio.gather(*(arm.act(OBSERVATIONS, True) for arm in arms)), 60)
     return [int(answer["agent_0"][0]) for answer in answers]
 
 
@@ -89,7 +89,7 @@ async def test_an_arm_that_joins_while_the_stack_is_made_shares_the_next_pass(of
     monkeypatch.setattr(actor_critic, "Stack", join_meanwhile)
     second = ArmBatcher(of_actions["two"], passes)
     assert await actions_of(first, second) == [1, 2]
-    threads[0].join(10)
+    threads[0].join(60)
     shared.clear()
     assert await actions_of(first, second, late[0]) == [1, 2, 3]
     assert shared == [3]
@@ -114,7 +114,7 @@ async def test_every_request_is_answered_by_its_own_arm_while_others_join_and_le
     finally:
         stop.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
     shared.clear()
     assert sorted(await actions_of(steady, *stayed)) == [1, 2, 2, 3]
     assert shared == [4]

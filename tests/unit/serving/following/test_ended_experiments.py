@@ -26,7 +26,7 @@ def at_once(*bodies: Callable[[], None]) -> None:
     start, errors = threading.Barrier(len(bodies)), []
 
     def run(body: Callable[[], None]) -> None:
-        start.wait(10)
+        start.wait(60)
         try:
             body()
         except Exception as error:
@@ -36,7 +36,7 @@ def at_once(*bodies: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert errors == [] and not any(thread.is_alive() for thread in threads)
 
 

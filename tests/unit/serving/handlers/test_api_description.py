@@ -28,7 +28,7 @@ OPEN_INFERENCE = {"server", "server_live", "server_ready", "model_metadata", "mo
 NOT_READY = {"ready": "Ready", "server_ready": "ServerReady", "model_ready": "ModelReady"}
 
 
-def resolved(part: Any) -> Any:
+def resolve(part: Any) -> Any:
     """The part of the document that a reference stands for."""
     while "$ref" in part:
         *path, last = part["$ref"].removeprefix("#/").split("/")
@@ -60,7 +60,7 @@ def test_it_is_valid_openapi_3_1():
 
 def test_every_reference_leads_somewhere():
     for reference in set(references(DOCUMENT)):
-        assert resolved({"$ref": reference})
+        assert resolve({"$ref": reference})
 
 
 def test_it_has_every_route_but_those_of_pages():
@@ -92,7 +92,7 @@ def test_every_operation_is_described_whole(operation):
         assert {"401", "403", "413", "429"} <= operation["responses"].keys()
         assert operation["requestBody"]["content"]["application/json"]["schema"]
     for status, response in operation["responses"].items():
-        response = resolved(response)
+        response = resolve(response)
         assert response["description"] and "x-request-id" in response["headers"]
         content = next(iter(response["content"].values()))
         if int(status) >= 400:
@@ -101,7 +101,7 @@ def test_every_operation_is_described_whole(operation):
             schema = NOT_READY[name] if status == "503" and name in NOT_READY else schema
             assert content["schema"] == {"$ref": f"#/components/schemas/{schema}"}
         elif operation["operationId"] not in ("document", "metrics"):
-            assert resolved(content["schema"])["required"]
+            assert resolve(content["schema"])["required"]
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -139,7 +139,7 @@ async def test_the_examples_work_and_answers_are_as_described(config):
         answers = []
         for path in ("/v1/act", "/v1/outcomes"):
             operation = served["paths"][path]["post"]
-            request = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
+            request = resolve(operation["requestBody"]["content"]["application/json"]["schema"])
             answer = await client.post(path, json=request["examples"][0])
             answers.append((answer, operation))
     assert served == json.loads(openapi(ROUTES, "", False))

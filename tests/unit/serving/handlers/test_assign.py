@@ -55,7 +55,8 @@ async def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path,
     async with serving(config) as (_, first), serving(config) as (client, second):
         first.service.notices.preload(extra, 4e9)  # as `POST /models/{version}/load` does
         await until_async(
-            lambda: extra in first.service.live_experiments.models and extra in second.service.live_experiments.models
+            lambda: extra in first.service.live_experiments.models and extra in second.service.live_experiments.models,
+            "both replicas to hold the bundle",
         )
         listed = (await client.get("/v1/models")).json()["models"]
         assert extra in {model["bundle"] for model in listed}

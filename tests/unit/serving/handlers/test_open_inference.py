@@ -110,27 +110,27 @@ async def test_tensors_are_nested_or_flat(tmp_path):
     assert first == second and first[0]["shape"] == [2] == [len(first[0]["data"])]
 
 
-def changed(**change):
+def change_input(**change):
     return {"inputs": [INPUTS[0] | change]}
 
 
 WRONG = [
     ({"inputs": []}, "inputs"),
-    (changed(name="nobody"), "unknown input 'nobody'"),
-    (changed(name=3), "inputs.0"),
-    (changed(datatype="FP32"), "inputs.agent_0.datatype: expected INT64"),
-    (changed(datatype="BYTES"), "inputs.agent_0.datatype"),
-    (changed(shape=[1, 3]), "inputs.agent_0.shape: expected [3]"),
-    (changed(shape=3), "inputs.agent_0.shape"),
-    (changed(data=[0, 1]), "inputs.agent_0.data: expected 3 values of the type INT64"),
-    (changed(data=[0.5, 1, 2]), "inputs.agent_0.data"),
-    (changed(data=[[0], [1], [2]]), "inputs.agent_0.data"),
-    (changed(data=[0, [1], 2]), "inputs.agent_0.data"),
-    (changed(data=[1 << 70, 1, 2]), "inputs.agent_0.data"),
-    (changed(data=[True, 1, 2]), "inputs.agent_0.data"),
-    (changed(data=["x" * 400_000, *[""] * 100_000]), "inputs.agent_0.data"),  # 160 GB as a table of texts
-    (changed(data=[9, 1, 2]), "observations.agent_0"),
-    (changed(parameters={"binary_data_size": 24}), "binary data extension"),
+    (change_input(name="nobody"), "unknown input 'nobody'"),
+    (change_input(name=3), "inputs.0"),
+    (change_input(datatype="FP32"), "inputs.agent_0.datatype: expected INT64"),
+    (change_input(datatype="BYTES"), "inputs.agent_0.datatype"),
+    (change_input(shape=[1, 3]), "inputs.agent_0.shape: expected [3]"),
+    (change_input(shape=3), "inputs.agent_0.shape"),
+    (change_input(data=[0, 1]), "inputs.agent_0.data: expected 3 values of the type INT64"),
+    (change_input(data=[0.5, 1, 2]), "inputs.agent_0.data"),
+    (change_input(data=[[0], [1], [2]]), "inputs.agent_0.data"),
+    (change_input(data=[0, [1], 2]), "inputs.agent_0.data"),
+    (change_input(data=[1 << 70, 1, 2]), "inputs.agent_0.data"),
+    (change_input(data=[True, 1, 2]), "inputs.agent_0.data"),
+    (change_input(data=["x" * 400_000, *[""] * 100_000]), "inputs.agent_0.data"),  # 160 GB as a table of texts
+    (change_input(data=[9, 1, 2]), "observations.agent_0"),
+    (change_input(parameters={"binary_data_size": 24}), "binary data extension"),
     ({"inputs": [INPUTS[0], INPUTS[0]]}, "there twice"),
     ({"outputs": [{"name": "agent_0"}]}, "unknown output"),
     ({"outputs": [{"name": "agent_0.action", "parameters": {"binary_data": True}}]}, "binary data extension"),

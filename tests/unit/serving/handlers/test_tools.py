@@ -52,7 +52,7 @@ def test_what_a_template_leaves_out_is_refused():
     plain = bytes_with(CHATML, "<|im_start|>", "<|im_end|>", eos_token="<|im_end|>")
     with pytest.raises(MarlRayError, match="tools: the chat template"):
         encode_tool_chat(plain, [USER], [tool("warmth")], None)
-    with pytest.raises(MarlRayError, match="leaves out tool_calls"):
+    with pytest.raises(MarlRayError, match=r"^prompt: the chat template leaves out tool_calls$"):
         encode_tool_chat(plain, [USER, CALLED], [], None)
     with pytest.raises(MarlRayError, match="tools: the chat template"):
         encode_tool_chat(TEMPLATES["qwen"], [USER], [tool("warmth")], False)

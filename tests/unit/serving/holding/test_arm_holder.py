@@ -27,7 +27,7 @@ async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(c
                 return super().keys()
 
         endpoints.add_arms(router, Added(four=four))
-        drop.join(10)
+        drop.join(60)
         assert router.arms == {"four": four}
 
 
@@ -38,7 +38,7 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         may_load.set()
         for thread in threading.enumerate():
             if thread.name == "load-exp":
-                thread.join(10)
+                thread.join(60)
         return needed(*arguments)
 
     async with serving(config) as (_, app):
@@ -47,7 +47,7 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         load = service.bundles.load
 
         def load_late(*arguments):
-            assert may_load.wait(10)
+            assert may_load.wait(60)
             return load(*arguments)
 
         monkeypatch.setattr(service.bundles, "load", load_late)

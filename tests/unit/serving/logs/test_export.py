@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from servers.http_server import serving_http
-from stores.migrated import migrated
+from stores.migrated import migrate
 from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.errors import MarlRayError
@@ -33,7 +33,7 @@ AGENTS = ("left", "right")
 
 @pytest.fixture
 def stores(tmp_path) -> Iterator[Stores]:
-    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"))
+    stores = open_stores(migrate(f"sqlite:///{tmp_path}/experiments.db"))
     stores.experiments.open("exp", {"salt": "s", "arms": {a: {"digest": a * 4, "weight": 1} for a in "ab"}})
     yield stores
     stores.close()
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_named(stores, tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
-def unchunked(stream: Any) -> io.BytesIO:
+def unchunk(stream: Any) -> io.BytesIO:
     """The content of HTTP's chunked encoding, or of S3's own."""
     buffer = io.BytesIO()
     while (size := int(stream.readline().partition(b";")[0], 16)) > 0:
@@ -234,10 +234,10 @@ class Bucket(BaseHTTPRequestHandler):
     def body(self) -> bytes:
         data = self.rfile
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            data = unchunked(data)
+            data = unchunk(data)
         else:
             data = io.BytesIO(data.read(int(self.headers.get("Content-Length", 0))))
-        return (unchunked(data) if "aws-chunked" in self.headers.get("Content-Encoding", "") else data).read()
+        return (unchunk(data) if "aws-chunked" in self.headers.get("Content-Encoding", "") else data).read()
 
     @property
     def target(self) -> tuple[str, dict[str, str]]:

@@ -84,10 +84,10 @@ async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(logging
 
         scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
         task = asyncio.create_task(app(scope, receive, send))
-        await until_async(lambda: len(sent) > 3)
+        await until_async(lambda: len(sent) > 3, "three pieces of the text")
         disconnected.set()
-        await asyncio.wait_for(task, 10)
-        await until_async(lambda: rows(app) == 0)
+        await asyncio.wait_for(task, 60)
+        await until_async(lambda: rows(app) == 0, "the end of the row")
         lines = b"".join(sent).split(b"\n\n")
     events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
     (record,) = read(logging_gateway)

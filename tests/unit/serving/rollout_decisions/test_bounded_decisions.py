@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stores.clocked_experiments import KEYS, WINDOW, described, look, opened, refusal, sessions
+from stores.clocked_experiments import KEYS, WINDOW, describe_experiment, look, open_experiment, refusal, sessions
 from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -25,7 +25,7 @@ from marl_ray.serving.rollout_decisions.rollout_control import decide
 
 
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(stores, clock, tmp_path):
-    config = opened(stores, bounds=[-1, 3], margin=0.1)
+    config = open_experiment(stores, bounds=[-1, 3], margin=0.1)
     other = open_stores(f"sqlite:///{tmp_path}/experiments.db", clock)
     rng, rows, reported = np.random.default_rng(0), [], {}
 
@@ -41,7 +41,7 @@ def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(sto
         if part == 1:  # other shares
             record = stores.experiments.read("exp")
             weights = {"a": {"bundle": "bundle-a", "weight": 3.0}, "b": {"bundle": "bundle-b"}}
-            config = opened(stores, bounds=[-1, 3], margin=0.1, arms=weights)
+            config = open_experiment(stores, bounds=[-1, 3], margin=0.1, arms=weights)
             assert stores.experiments.read("exp").epoch > record.epoch
     assert 0 < look(stores, config).look.summary("outcome", "a").n < 120
     clock.now += 2 * WINDOW
@@ -64,28 +64,28 @@ def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(sto
 
 def test_a_rare_large_loss_promotes_a_worse_arm_unless_the_outcome_has_bounds(stores, clock):
     """Nobody has seen the loss of 100 yet; only the bounds say that it may come."""
-    config = opened(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0])
+    config = open_experiment(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0])
     rng = np.random.default_rng(1)
     sessions(stores, 900, lambda arm, k: rng.normal())
     clock.now += 2 * WINDOW
     assert look(stores, config).promotion[0].test.proven
-    config = opened(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0], bounds=[-110, 10])
+    config = open_experiment(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0], bounds=[-110, 10])
     answer = look(stores, config).promotion[0]
     assert not answer.test.proven and answer.test.bound < -0.4 and answer.test.gain > -0.2
-    config = opened(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
+    config = open_experiment(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
     assert look(stores, config).promotion[0].test.proven
     assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.NEXT_STAGE
 
 
 def test_harm_is_proven_by_the_bets_and_rolls_back(stores, clock):
-    config = opened(stores, bounds=[0, 1])
+    config = open_experiment(stores, bounds=[0, 1])
     sessions(stores, 600, lambda arm, k: k % 10 < (4 if arm == "b" else 8))
     assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
     clock.now += 2 * WINDOW
     (harm,) = look(stores, config).harm
     assert harm.test.proven and harm.test.e_value >= 20
     assert harm.test.gain - 1e-9 <= harm.test.bound < -0.02
-    report = json.loads(json.dumps(described(stores, config), allow_nan=False))
+    report = json.loads(json.dumps(describe_experiment(stores, config), allow_nan=False))
     low, high = report["arms"]["b"]["difference_interval"]
     assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
     assert report["arms"]["b"]["verdict"] == "worse"
@@ -94,7 +94,7 @@ def test_harm_is_proven_by_the_bets_and_rolls_back(stores, clock):
 
 def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came(stores, clock):
     rail = {"name": "cost", "bounds": [0, 5]}, {"name": "latency_s", "winsorize": [0, 2]}
-    config = opened(stores, bounds=[-1, 1], guardrails=rail)
+    config = open_experiment(stores, bounds=[-1, 1], guardrails=rail)
     rows = sessions(stores, 40, lambda arm, k: None)
     unit = rows[0].unit
     for values, words in (
@@ -116,7 +116,7 @@ def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came
 
 
 def test_what_stands_for_a_missing_outcome_lies_within_its_range(stores, clock):
-    config = opened(stores, winsorize=[0, 1], missing=-50)
+    config = open_experiment(stores, winsorize=[0, 1], missing=-50)
     sessions(stores, 60, lambda arm, k: 1.0 if k % 2 else None)
     clock.now += 2 * WINDOW
     judged = look(stores, config)
@@ -128,7 +128,7 @@ def test_what_stands_for_a_missing_outcome_lies_within_its_range(stores, clock):
 def test_a_margin_may_be_a_part_of_the_controls_mean(stores, clock, bounds):
     """Means of 4 and 3.6: within 30 %, not within 1 %; a guardrail whose smaller values are better likewise."""
     rails = [{"name": "cost", "margin": "5%", "bounds": bounds}, {"name": "latency_s", "margin": "50%"}]
-    config = opened(stores, margin="30%", bounds=bounds, guardrails=rails)
+    config = open_experiment(stores, margin="30%", bounds=bounds, guardrails=rails)
     rng = np.random.default_rng(2)
     rows = sessions(stores, 900, lambda arm, k: (3.6 if arm == "b" else 4.0) + rng.uniform(-1, 1))
     reports = []
@@ -146,35 +146,35 @@ def test_a_margin_may_be_a_part_of_the_controls_mean(stores, clock, bounds):
     cost, latency, _ = results.guardrails
     assert cost.test.proven and cost.test.bound < -cost.margin
     assert not latency.test.proven
-    tight = opened(stores, margin="1%", bounds=bounds, guardrails=rails)
+    tight = open_experiment(stores, margin="1%", bounds=bounds, guardrails=rails)
     assert not look(stores, tight).promotion[0].test.proven
     assert look(stores, tight).harm[0].test.proven
-    assert json.dumps(described(stores, tight), allow_nan=False)
+    assert json.dumps(describe_experiment(stores, tight), allow_nan=False)
 
 
 def test_a_part_of_a_mean_that_is_not_above_zero_proves_nothing(stores, clock):
-    config = opened(stores, margin="10%")
+    config = open_experiment(stores, margin="10%")
     sessions(stores, 400, lambda arm, k: -5.0 + k % 3 - (arm == "b"))
     clock.now += 2 * WINDOW
     results = look(stores, config)
     assert not results.harm[0].test.proven and not results.promotion[0].test.proven
-    assert json.dumps(described(stores, config), allow_nan=False)
+    assert json.dumps(describe_experiment(stores, config), allow_nan=False)
 
 
 @pytest.mark.parametrize("strategy", ["ab", "gradual"])
 def test_silence_that_counts_as_zeros_promotes_nobody(stores, clock, strategy):
-    config = opened(
+    config = open_experiment(
         stores, bounds=[0, 1], margin=0.05, missing=0, strategy=strategy, promotion="automatic", stages=[0.5, 1]
     )
     sessions(stores, 1_000, lambda arm, k: None)
     clock.now += 2 * WINDOW
     decision = decide(stores.experiments, stores.evidence, config)
     assert (decision.step, decision.reason) == (RolloutStep.HOLD, "no client has sent an outcome of any session")
-    assert described(stores, config)["warnings"][0] == decision.reason
+    assert describe_experiment(stores, config)["warnings"][0] == decision.reason
 
 
 def test_clusters_keep_the_other_test(stores, clock):
-    config = opened(stores, bounds=[0, 1], randomize="cluster")
+    config = open_experiment(stores, bounds=[0, 1], randomize="cluster")
     sessions(stores, 800, lambda arm, k: (k % 10 < 8) - 0.6 * (arm == "b" and k % 10 < 8), clusters=80)
     clock.now += 2 * WINDOW
     results = look(stores, config)
@@ -182,7 +182,7 @@ def test_clusters_keep_the_other_test(stores, clock):
 
 
 def test_an_epoch_without_the_control_proves_nothing(stores, clock):
-    config = opened(stores, bounds=[0, 1])
+    config = open_experiment(stores, bounds=[0, 1])
     sessions(stores, 100, lambda arm, k: k % 2)
     clock.now += 2 * WINDOW
     before = look(stores, config)
@@ -227,35 +227,35 @@ def test_what_configs_say_of_measures_is_checked():
 
 
 def test_an_outcome_without_bounds_is_warned_of(stores):
-    config = opened(stores, guardrails=[{"name": "cost"}, {"name": "error"}])
-    report = described(stores, config)
+    config = open_experiment(stores, guardrails=[{"name": "cost"}, {"name": "error"}])
+    report = describe_experiment(stores, config)
     (warning,) = report["warnings"]
     assert warning == "A rare large value can mislead the tests of outcome, cost: declare bounds or winsorize."
     assert f"  warning: {warning}" in report_lines(report)
     assert warning in experiment_page(report, {}, [], "").decode()
-    bounded = opened(stores, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
-    report = described(stores, bounded)
+    bounded = open_experiment(stores, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
+    report = describe_experiment(stores, bounded)
     assert report["warnings"] == [] and not any("warning" in line for line in report_lines(report))
     assert "rare large value" not in experiment_page(report, {}, [], "").decode()
 
 
 def test_arms_of_the_same_weights_are_warned_of(stores):
-    config = opened(stores, bounds=[0, 1])
+    config = open_experiment(stores, bounds=[0, 1])
     stored = stores.experiments.read("exp").config
     for arm, part in stored["arms"].items():
         part["weights_sha256"] = f"weights of {arm}"
     stores.experiments.open("exp", stored)
-    assert described(stores, config)["warnings"] == []
+    assert describe_experiment(stores, config)["warnings"] == []
     for part in stored["arms"].values():
         part["weights_sha256"] = "the same"
     stores.experiments.open("exp", stored)
-    (warning,) = described(stores, config)["warnings"]
+    (warning,) = describe_experiment(stores, config)["warnings"]
     assert warning.startswith("Arms a, b have the same weights: ")
 
 
 def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(stores, clock):
     """Every seventh outcome of the treatment is missing: a failure, as it happens."""
-    config = opened(stores, bounds=[0, 1], margin=0.02)
+    config = open_experiment(stores, bounds=[0, 1], margin=0.02)
     sessions(stores, 900, lambda arm, k: None if arm == "b" and k % 7 == 0 else float(k % 7 != 0))
     clock.now += 2 * WINDOW
     results = look(stores, config)
@@ -264,14 +264,14 @@ def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(stores, clock):
     bets = {q.claim.missing: bet for q, bet in results.look.bets.items() if q.claim.side == 1}
     assert bets[None].log_e > math.log(20) > min(bets["low"].log_e, bets["high"].log_e)
     assert fit.test.e_value == pytest.approx(math.exp(min(bets["low"].log_e, bets["high"].log_e)))
-    low, high = described(stores, config)["arms"]["b"]["difference_interval"]
+    low, high = describe_experiment(stores, config)["arms"]["b"]["difference_interval"]
     assert low < 0 < high  # what the treatment lacks may have been failures
 
 
 @pytest.mark.parametrize(("randomize", "bounds"), [("session", {}), ("session", {"bounds": [0, 1]}), ("cluster", {})])
 def test_successes_that_one_arm_reports_later_are_no_harm(stores, clock, randomize, bounds):
     """One in twenty succeeds and half of the failures report; two of five of the treatment's successes come too late."""
-    config = opened(stores, randomize=randomize, min_outcomes=50, margin=1e-4, **bounds)
+    config = open_experiment(stores, randomize=randomize, min_outcomes=50, margin=1e-4, **bounds)
     rng = np.random.default_rng(2)
 
     def value(arm: str, k: int) -> float | None:
@@ -288,13 +288,13 @@ def test_successes_that_one_arm_reports_later_are_no_harm(stores, clock, randomi
     pair = results.look.pair("outcome", "b", "a", 2)
     plain = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50}
     assert randomize == "cluster" or sequential.judge_harm(*pair, **plain).proven  # of those who report, it is one
-    (warning,) = [text for text in described(stores, config)["warnings"] if "do not count" in text]
+    (warning,) = [text for text in describe_experiment(stores, config)["warnings"] if "do not count" in text]
     assert "judged sessions of 'b' and the control report no 'outcome'" in warning
 
 
 def test_harm_among_those_who_report_is_found_at_both_ends(stores, clock):
     """The same half of both arms is silent."""
-    config = opened(stores, margin=0.05)
+    config = open_experiment(stores, margin=0.05)
     sessions(stores, 3_000, lambda arm, k: None if k % 2 else float(k % 20 < (8 if arm == "b" else 16)))
     clock.now += 2 * WINDOW
     (harm,) = look(stores, config).harm

@@ -30,7 +30,7 @@ async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
     assert (row["name"], row["margin"]) == ("error", 0.01)
 
 
-def counted(failed: int, total: int) -> Summary:
+def summary_of(failed: int, total: int) -> Summary:
     share = failed / total
     return Summary(total, share, total * share * (1 - share) / (total - 1))
 
@@ -52,7 +52,7 @@ def test_the_guardrail_on_errors_finds_what_it_should_and_nothing_else(treatment
     for _ in range(400):
         first, other = (np.cumsum(rng.random(3_000) < rate)[looks - 1] for rate in (treatment, control))
         rolled_back += any(
-            judge_harm(counted(int(a), int(n)), counted(int(b), int(n)), binary=True, **rules).proven
+            judge_harm(summary_of(int(a), int(n)), summary_of(int(b), int(n)), binary=True, **rules).proven
             for a, b, n in zip(first, other, looks, strict=True)
         )
     assert low <= rolled_back / 400 <= high

@@ -21,7 +21,7 @@ PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 
-def answered(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> ArmTest:
+def answer_to(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> ArmTest:
     arms = {"t": treatment, "c": control}
     return ask(side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50)
 
@@ -33,21 +33,21 @@ def events(n: int, ones: int) -> Summary:
 def test_a_canary_whose_rare_failures_were_missed_by_luck_is_not_promoted():
     canary, control = events(150, 150), events(1_350, 1_336)
     rules = {"alpha": 0.05, "margin": 0.02, "min_outcomes": 50}
-    assert judge_promotion(canary, control, **rules).proven and not answered(PROMOTION, canary, control).test.proven
+    assert judge_promotion(canary, control, **rules).proven and not answer_to(PROMOTION, canary, control).test.proven
     assert (
-        answered(PROMOTION, canary, control).test
-        == answered(PROMOTION, canary, control, replace(PLAIN, is_binary=True)).test
+        answer_to(PROMOTION, canary, control).test
+        == answer_to(PROMOTION, canary, control, replace(PLAIN, is_binary=True)).test
     )
     # Another value, or none but ones: not such outcomes, and as uncertain as any.
     other = Summary(1_350, control.mean, control.variance * 1.01)
-    assert answered(PROMOTION, canary, other).test == judge_promotion(canary, other, **rules)
-    assert not answered(PROMOTION, canary, events(1_350, 1_350)).test.proven
+    assert answer_to(PROMOTION, canary, other).test == judge_promotion(canary, other, **rules)
+    assert not answer_to(PROMOTION, canary, events(1_350, 1_350)).test.proven
 
 
 def test_many_events_are_judged_as_they_were():
     first, other = events(2_000, 900), events(2_000, 1_100)
-    assert answered(HARM, first, other).test.proven
-    assert not answered(HARM, other, first).test.proven and answered(PROMOTION, other, first).test.proven
+    assert answer_to(HARM, first, other).test.proven
+    assert not answer_to(HARM, other, first).test.proven and answer_to(PROMOTION, other, first).test.proven
 
 
 @pytest.mark.parametrize(("better", "scale"), [("higher", 0.9), ("lower", 1.1)])
@@ -62,7 +62,7 @@ def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better,
             rules = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": better == "higher"}
             expected, answer = (
                 test(treatment, scale_summary(control, scale), **rules),
-                answered(side, treatment, control, measure),
+                answer_to(side, treatment, control, measure),
             )
             assert (answer.test.e_value, answer.test.proven) == (expected.e_value, expected.proven)
             assert answer.margin == pytest.approx(0.2) and answer.test.bound == pytest.approx(expected.bound - 0.2)
@@ -74,10 +74,10 @@ def units(**reports: tuple[int, int, int]) -> Look:
     for arm, (_, ones, zeros) in reports.items():
         mean, n = ones / (ones + zeros), ones + zeros
         values[arm] = Moments(n, mean, n * mean * (1 - mean), 1.0 if not zeros else 0.0, 0.0 if not ones else 1.0)
-    return seen({arm: n for arm, (n, _, _) in reports.items()}, values)
+    return look_of({arm: n for arm, (n, _, _) in reports.items()}, values)
 
 
-def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
+def look_of(units: dict[str, int], reported: dict[str, Moments]) -> Look:
     """By arm, how many units are judged, and what these have reported."""
     judged = {(1, arm, "", True): n for arm, n in units.items()}
     values = {("outcome", 1, arm, "", True): moments for arm, moments in reported.items()}
@@ -135,7 +135,7 @@ def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, be
     reported = {"t": few, "c": more} if lower_treatment else {"t": more, "c": few}
     rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
     measure = replace(PLAIN, better=better, margin=0.1)
-    answer = ask(side, seen({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
+    answer = ask(side, look_of({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
     assert answer.has_missing and answer.test.proven
     assert answer.test.bound < -0.1 if side == HARM else answer.test.bound > -0.1
 
@@ -144,7 +144,7 @@ def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, be
 def test_the_largest_of_a_long_tail_may_be_what_one_arm_has_lost(side, loser):
     # Else the arms are alike, and one in twenty is missing in both.
     arms = {arm: payments(10_000, 0.01 if arm == loser else 0.0) for arm in "tc"}
-    look, measure = seen({"t": 10_526, "c": 10_526}, arms), replace(PLAIN, margin=1e-6)
+    look, measure = look_of({"t": 10_526, "c": 10_526}, arms), replace(PLAIN, margin=1e-6)
     rules = {"alpha": 0.05, "min_outcomes": 50}
     assert ask(side, look, measure, "t", PLAN, **rules).test.proven
     assert not ask(side, look, measure, "t", PLAN, excludes_missing=True, **rules).test.proven

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from clocks import Clock
-from stores.migrated import migrated
+from stores.migrated import migrate
 from stores.single_reports import record_metrics
 from stores.units import NOW, over
 
@@ -27,12 +27,12 @@ from marl_ray.serving.rollout_decisions.rollout_control import config_of, decide
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Stores]:
-    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock(NOW))
+    stores = open_stores(migrate(f"sqlite:///{tmp_path}/experiments.db"), Clock(NOW))
     yield stores
     stores.close()
 
 
-def opened(stores: Stores, arms: str = "ab", **more: Any) -> ExperimentConfig:
+def open_experiment(stores: Stores, arms: str = "ab", **more: Any) -> ExperimentConfig:
     arm_configs = {arm: {"bundle": f"bundle-{arm}"} for arm in arms}
     data = {"name": "exp", "arms": arm_configs, "min_outcomes": 20, "min_duration_s": 0.0, "min_exposures": 10} | more
     config = parse_config(ExperimentConfig, data)
@@ -73,7 +73,7 @@ def results_of(stores: Stores, config: ExperimentConfig):
 
 
 def test_weights_that_change_within_a_stage_are_no_mismatch(stores):
-    config = opened(stores, "abc", min_exposures=10**9)
+    config = open_experiment(stores, "abc", min_exposures=10**9)
     sessions(stores, 900, lambda arm, k: None)
     record = stores.experiments.read("exp")
     stores.experiments.change("exp", Action.ROLLBACK, epoch=record.epoch, actor="test", reason="", arm="c")
@@ -91,7 +91,7 @@ def test_weights_that_change_within_a_stage_are_no_mismatch(stores):
 
 def test_a_mismatch_of_clusters_counts_clusters(stores):
     """Twenty sessions of each cluster would be a mismatch, were they twenty draws."""
-    config = opened(stores, randomize="cluster")
+    config = open_experiment(stores, randomize="cluster")
     chosen = {arm: [] for arm in "ab"}
     table = AssignmentTable({"a": 1.0, "b": 1.0}, "s", 1)
     for k in range(500):
@@ -106,7 +106,7 @@ def test_a_mismatch_of_clusters_counts_clusters(stores):
 @pytest.mark.parametrize("randomize", ["session", "cluster"])
 def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(stores, randomize):
     """The treatment's sessions are worse, but only because they are of a few matches."""
-    config = opened(stores, randomize=randomize, min_exposures=10**9)
+    config = open_experiment(stores, randomize=randomize, min_exposures=10**9)
     luck = np.random.default_rng(0).normal(size=12)
 
     def value(arm: str, k: int) -> float:
@@ -122,7 +122,7 @@ def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(stores, ran
 
 
 def test_a_switchback_rolls_back_on_blocks_that_are_over(stores):
-    config = opened(stores, randomize="switchback", block_s=60.0, washout_s=5.0, min_exposures=10**9)
+    config = open_experiment(stores, randomize="switchback", block_s=60.0, washout_s=5.0, min_exposures=10**9)
     start = math.floor((stores.database.clock.now - 100 * 60) / 60) * 60.0
 
     def value(arm: str, k: int) -> float:
@@ -143,7 +143,7 @@ def test_a_switchback_rolls_back_on_blocks_that_are_over(stores):
 @pytest.mark.parametrize("randomize", ["session", "cluster"])
 def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(stores, randomize):
     """Only its happy sessions report."""
-    config = opened(stores, promotion="automatic", randomize=randomize)
+    config = open_experiment(stores, promotion="automatic", randomize=randomize)
     sessions(
         stores,
         820,
@@ -165,14 +165,14 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(stores
 
 
 def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(stores):
-    config = opened(stores, promotion="automatic")
+    config = open_experiment(stores, promotion="automatic")
     sessions(stores, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
     assert not results_of(stores, config).reporting[0].test.alarm
     assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.PROMOTE
 
 
 def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(stores, tmp_path):
-    config = opened(stores, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
+    config = open_experiment(stores, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
     sessions(stores, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
     assert results_of(stores, config).harm[0].test.proven
     assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD_REPORTING
@@ -185,7 +185,7 @@ def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric
 
 def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_window_is_over(stores):
     """Failures are told at once, the treatment's successes after nine minutes."""
-    config = opened(stores, promotion="automatic", min_exposures=10**9)
+    config = open_experiment(stores, promotion="automatic", min_exposures=10**9)
     state = stores.experiments.assignment_state("exp")
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     late = []
@@ -220,7 +220,7 @@ def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_windo
 )
 def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(stores, guardrail, sent, reason):
     stages = {"strategy": "gradual", "stages": [0.5, 1.0]}
-    config = opened(stores, guardrails=[guardrail], **stages)
+    config = open_experiment(stores, guardrails=[guardrail], **stages)
     sessions(stores, 600, lambda arm, k: k % 3 / 10 + (arm == "b"))
     metrics(stores, 600, lambda arm, k: sent(arm))
     decision = decide(stores.experiments, stores.evidence, config)
@@ -237,7 +237,7 @@ def rail(**more: Any) -> dict[str, Any]:
 
 
 def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(stores):
-    config = opened(stores, **rail())
+    config = open_experiment(stores, **rail())
     sessions(stores, 800, lambda arm, k: 0.0)
     metrics(stores, 800, lambda arm, k: {"error": float(arm == "b" and k % 4 == 0)})
     results = results_of(stores, config)
@@ -256,7 +256,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(stores):
 
 
 def test_without_news_a_stage_still_ends_in_time(stores, tmp_path):
-    config = opened(stores, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
+    config = open_experiment(stores, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
     sessions(stores, 400, lambda arm, k: float(k % 2))
     assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
     later = sa.create_engine(f"sqlite:///{tmp_path}/experiments.db")  # an hour passes
@@ -268,7 +268,7 @@ def test_without_news_a_stage_still_ends_in_time(stores, tmp_path):
 
 def test_a_promoted_arm_is_not_judged_by_what_comes_after(stores):
     """Without a control nothing more is proven, whatever the season does to the outcomes."""
-    config = opened(stores, promotion="manual")
+    config = open_experiment(stores, promotion="manual")
     sessions(stores, 400, lambda arm, k: float(k % 5) + (arm == "b"))
     record = stores.experiments.read("exp")
     stores.experiments.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
@@ -284,7 +284,7 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(stores):
     assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.ROLLBACK
 
 
-def described(stores: Stores, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
+def describe_experiment(stores: Stores, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
     record = stores.experiments.read("exp")
     report = describe(
         record,
@@ -297,9 +297,9 @@ def described(stores: Stores, config: ExperimentConfig, arms: dict | None = None
 
 
 def test_an_experiment_without_units_can_be_told(stores):
-    config = opened(stores, "abc", endpoint="game", autostart=False, **rail())
+    config = open_experiment(stores, "abc", endpoint="game", autostart=False, **rail())
     assert config_of(stores.experiments.read("exp")) == config.model_copy(update={"salt": "s"})
-    report = described(stores, config)
+    report = describe_experiment(stores, config)
     assert (report["endpoint"], report["randomize"], report["status"], report["winner"]) == (
         "game",
         "session",
@@ -321,12 +321,12 @@ def test_an_experiment_without_units_can_be_told(stores):
 
 
 def test_an_experiment_is_told_with_its_tests_and_intervals(stores):
-    config = opened(stores, guardrails=[{"name": "cost"}], stages=[0.5, 1.0], strategy="gradual")
+    config = open_experiment(stores, guardrails=[{"name": "cost"}], stages=[0.5, 1.0], strategy="gradual")
     rng = np.random.default_rng(4)
     sessions(stores, 600, lambda arm, k: float(rng.normal()) + (arm == "b"))
     metrics(stores, 600, lambda arm, k: {"cost": float(rng.normal())})
     stores.units.record_shadows("exp", "r", {"b": {"acts": 3}})
-    report = described(stores, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
+    report = describe_experiment(stores, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
     b, a = report["arms"]["b"], report["arms"]["a"]
     assert (b["digest"], b["lineage"], b["bundle"], b["propensity"]) == ("full", {"run": "r"}, "bundle-b", 0.5)
     assert b["exposures"] + a["exposures"] == b["outcomes"] + a["outcomes"] == 600
@@ -343,7 +343,7 @@ def test_an_experiment_is_told_with_its_tests_and_intervals(stores):
 
 
 def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(stores):
-    config = opened(stores)
+    config = open_experiment(stores)
     sessions(stores, 200, lambda arm, k: float(k % 5))
     drawn = curves(stores.evidence.series("exp", 10), config)
     assert drawn.keys() == {"a", "b"}

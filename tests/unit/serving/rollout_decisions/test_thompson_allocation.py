@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores.clocked_experiments import WINDOW, described, look, opened, refusal, sessions
+from stores.clocked_experiments import WINDOW, describe_experiment, look, open_experiment, refusal, sessions
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import (
@@ -52,14 +52,16 @@ def test_weights_are_the_configs_until_there_are_others():
     ):
         with pytest.raises(MarlRayError, match=words):
             state_under_weights(RUNNING, plan, bad, 1.0)
-    with pytest.raises(MarlRayError, match="none for rolled-back arms"):
+    with pytest.raises(MarlRayError, match=r"^weights: expected one for each of a, b, c, none for rolled-back arms$"):
         state_under_weights(barred, PLAN, weights, 1.0)
-    with pytest.raises(MarlRayError, match="this is paused thompson"):
+    with pytest.raises(
+        MarlRayError, match=r"^weights: expected a running experiment of strategy thompson, this is paused thompson$"
+    ):
         state_under_weights(paused, PLAN, weights, 1.0)
 
 
 def test_traffic_follows_the_evidence_and_the_tests_stay_right(stores, clock):
-    config = opened(stores, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
+    config = open_experiment(stores, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
     rng, rows = np.random.default_rng(0), []
     for part in range(6):
         rows += sorted(
@@ -91,29 +93,29 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(stores, clock):
         )
     bet = next(evidence for q, evidence in look(stores, config).look.bets.items() if q.claim.side == 1)
     assert bet.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
-    assert json.dumps(described(stores, config), allow_nan=False)
+    assert json.dumps(describe_experiment(stores, config), allow_nan=False)
 
 
 def test_weights_wait_for_time_outcomes_reports_and_change(stores, clock):
-    config = opened(stores, **THOMPSON | {"reweigh_s": 3600.0})
+    config = open_experiment(stores, **THOMPSON | {"reweigh_s": 3600.0})
     sessions(stores, 200, lambda arm, k: float(arm == "b") + k % 2)
     clock.now += 2 * WINDOW
     decide(stores.experiments, stores.evidence, config)
     assert stores.experiments.read("exp").state.allocation is None  # not an hour yet
-    config = opened(stores, **THOMPSON, min_outcomes=500)
+    config = open_experiment(stores, **THOMPSON, min_outcomes=500)
     epoch = stores.experiments.read("exp").epoch
     decide(stores.experiments, stores.evidence, config)
     assert stores.experiments.read("exp").epoch == epoch
-    config = opened(stores, **THOMPSON)
+    config = open_experiment(stores, **THOMPSON)
     decide(stores.experiments, stores.evidence, config)
     weights = stores.experiments.read("exp").weights
     assert weights == {"a": pytest.approx(0.1, abs=1e-6), "b": pytest.approx(0.9, abs=1e-6)}
     epoch = stores.experiments.read("exp").epoch
     decide(stores.experiments, stores.evidence, config)
     assert stores.experiments.read("exp").epoch == epoch  # the same again
-    with pytest.raises(StaleEpochError, match="weights were decided on epoch"):
+    with pytest.raises(StaleEpochError, match=r"^epoch: weights were decided on epoch 1, 'exp' is at 2$"):
         stores.experiments.reallocate("exp", weights, epoch=epoch - 1, actor="test", reason="")
-    with pytest.raises(MarlRayError, match="unknown experiment"):
+    with pytest.raises(MarlRayError, match=r"^experiment: unknown experiment 'nobody'$"):
         stores.experiments.reallocate("nobody", weights, epoch=1, actor="test", reason="")
     assert stores.experiments.read("exp").state.allocation == Allocation(
         weights, pytest.approx(stores.experiments.read("exp").state.allocation.at)
@@ -122,7 +124,7 @@ def test_weights_wait_for_time_outcomes_reports_and_change(stores, clock):
 
 def test_an_arm_that_hides_its_outcomes_gets_no_traffic_for_it(stores, clock):
     """It reports only successes."""
-    config = opened(stores, **THOMPSON, bounds=[0, 1])
+    config = open_experiment(stores, **THOMPSON, bounds=[0, 1])
     sessions(stores, 600, lambda arm, k: 1.0 if arm == "b" and k % 10 == 0 else None if arm == "b" else k % 2)
     clock.now += 2 * WINDOW
     decide(stores.experiments, stores.evidence, config)

@@ -130,7 +130,7 @@ async def test_treatments_get_no_copies_of_what_units_outside_of_the_population_
             await act(client, f"s{k}")
         shadows = app.service.endpoints.routers["exp"].shadows
         inside = sum(is_in_share("exp", 0.5, f"s{k}") for k in range(20))
-        await until_async(lambda: shadows.totals["four"].acts >= inside)
+        await until_async(lambda: shadows.totals["four"].acts >= inside, f"{inside} copies")
         await shadows.close()
         assert shadows.totals["four"].acts == inside
 

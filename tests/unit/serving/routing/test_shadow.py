@@ -20,7 +20,7 @@ def answers(a, b) -> Answer:
     return {"a": (np.asarray(a), -0.1), "b": (np.asarray(b), -0.2)}
 
 
-async def settled(shadows: Shadows) -> None:
+async def settle(shadows: Shadows) -> None:
     """All copies have ended."""
     await until_async(lambda: not shadows.under_way, "the end of all copies")
 
@@ -38,7 +38,7 @@ async def test_agreement_is_counted_per_decision_and_copies_are_greedy():
     assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.0]))
     assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.5]))
     assert not requests, "the caller waited"
-    await settled(shadows)
+    await settle(shadows)
     totals = shadows.totals
     new = totals["new"]
     assert (new.acts, new.errors, new.dropped, new.decisions, new.agreed) == (2, 0, 0, 4, 3)
@@ -55,7 +55,7 @@ async def test_a_real_arm_is_compared(bundles):
     shadows = Shadows(4)
     for arm, batcher in (("one", arm_one), ("four", arm_four)):
         shadows.send(arm, batcher.act, agents, {}, await arm_one.act(agents, True))
-    await settled(shadows)
+    await settle(shadows)
     totals = shadows.totals
     assert {arm: (t.decisions, t.agreed) for arm, t in totals.items()} == {"one": (2, 2), "four": (2, 0)}
 
@@ -70,9 +70,9 @@ async def test_more_than_the_limit_are_dropped_and_counted():
     shadows = Shadows(2)
     sent = [shadows.send("new", act, SEEN, {}, answers(1, 1)) for _ in range(5)]
     gate.set()
-    await settled(shadows)
+    await settle(shadows)
     sent.append(shadows.send("new", act, SEEN, {}, answers(1, 1)))
-    await settled(shadows)
+    await settle(shadows)
     totals = shadows.totals["new"]
     assert sent == [True, True, False, False, False, True]
     assert (totals.acts, totals.dropped) == (3, 3)
@@ -106,7 +106,7 @@ async def test_failures_and_timeouts_are_counted_and_raise_nothing(act, caplog):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     shadows = Shadows(4, deadline_s=0.01)
     assert shadows.send("new", act, SEEN, {}, answers(1, 1))
-    await settled(shadows)
+    await settle(shadows)
     totals = shadows.totals["new"]
     assert (totals.acts, totals.errors, totals.decisions, totals.agreed, totals.seconds) == (0, 1, 0, 0, 0.0)
     assert not complaints
@@ -120,9 +120,9 @@ async def test_errors_are_logged_once_a_minute_per_arm(caplog):
     shadows = Shadows(4, clock=lambda: now[0])
     for now[0] in (0.0, 1.0, COMPLAINT_S - 1, COMPLAINT_S, COMPLAINT_S + 1):
         shadows.send("new", _fails, SEEN, {}, answers(1, 1))
-        await settled(shadows)
+        await settle(shadows)
     shadows.send("other", _fails, SEEN, {}, answers(1, 1))
-    await settled(shadows)
+    await settle(shadows)
     assert caplog.messages == [
         "shadow new: 1 copies failed so far, this one of RuntimeError: no weights",
         "shadow new: 4 copies failed so far, this one of RuntimeError: no weights",

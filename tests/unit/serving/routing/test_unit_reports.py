@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores.clocked_experiments import WINDOW, opened
+from stores.clocked_experiments import WINDOW, open_experiment
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database.connections import StoreError
@@ -21,12 +21,12 @@ def meet(log: ExposureLog, *sessions: str) -> None:
         log.put(Exposure("exp", session, Assignment("a", 1, 0.5), 1.0))
 
 
-def stored(stores: Stores, metric: str) -> dict[str, float]:
+def stored_values(stores: Stores, metric: str) -> dict[str, float]:
     return dict(stores.units.metric_values("exp", metric))
 
 
 def test_reports_wait_for_the_database_and_costs_are_added_once(stores, monkeypatch):
-    opened(stores)
+    open_experiment(stores)
     log = ExposureLog(stores.units)
     reports = UnitReports(stores.units, log)
     meet(log, "u", "v")
@@ -45,11 +45,11 @@ def test_reports_wait_for_the_database_and_costs_are_added_once(stores, monkeypa
     reports.note_cost("exp", "u", 1.0)
     reports.write()
     reports.write()
-    assert stored(stores, "error") == {"u": 1.0} and stored(stores, "cost_usd") == {"u": 1.25, "v": 0.5}
+    assert stored_values(stores, "error") == {"u": 1.0} and stored_values(stores, "cost_usd") == {"u": 1.25, "v": 0.5}
 
 
 def test_what_one_experiment_has_got_is_not_written_again_where_another_one_fails(stores, monkeypatch):
-    opened(stores)
+    open_experiment(stores)
     log = ExposureLog(stores.units)
     reports = UnitReports(stores.units, log)
     meet(log, "u")
@@ -66,12 +66,12 @@ def test_what_one_experiment_has_got_is_not_written_again_where_another_one_fail
     for _ in range(2):
         with pytest.raises(StoreError):
             reports.write()
-    assert stored(stores, "cost_usd") == {"u": 1.0}
+    assert stored_values(stores, "cost_usd") == {"u": 1.0}
 
 
 def test_a_failure_that_is_noted_while_others_are_written_is_stored_too(stores):
     """Its exposure was not there yet when those of the others were written."""
-    opened(stores)
+    open_experiment(stores)
     log = ExposureLog(stores.units)
     late = ["late"]
 
@@ -88,25 +88,25 @@ def test_a_failure_that_is_noted_while_others_are_written_is_stored_too(stores):
     meet(log, "early")
     reports.note_failure("exp", "early")
     reports.write()
-    assert stored(stores, "error") == {"early": 1.0, "late": 1.0}
+    assert stored_values(stores, "error") == {"early": 1.0, "late": 1.0}
 
 
 def test_of_too_many_sessions_the_oldest_are_dropped(stores, monkeypatch, caplog):
     monkeypatch.setattr("marl_ray.serving.routing.unit_reports.MAX_REMEMBERED", 2)
-    opened(stores)
+    open_experiment(stores)
     log = ExposureLog(stores.units)
     reports = UnitReports(stores.units, log)
     meet(log, "u", "v", "w")
     for session in ("u", "v", "w", "v", "u", "v", "w"):
         reports.note_failure("exp", session)
     reports.write()
-    assert stored(stores, "error") == {"v": 1.0, "w": 1.0} and caplog.text.count("are dropped") == 1
+    assert stored_values(stores, "error") == {"v": 1.0, "w": 1.0} and caplog.text.count("are dropped") == 1
 
 
 @pytest.mark.parametrize("order", [(None, 1.0), (1.0, None), (None, None)])
 def test_an_incomplete_value_never_counts(stores, clock, order):
     """Whatever is added before or after, here or by another replica; unless a client reports it itself."""
-    opened(stores, guardrails=[{"name": "cost_usd", "margin": 0.1}])
+    open_experiment(stores, guardrails=[{"name": "cost_usd", "margin": 0.1}])
     log = ExposureLog(stores.units)
     meet(log, "u", "v", "w")
     for usd in order:

@@ -54,7 +54,7 @@ def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int
     return place
 
 
-def listed(*scores: float | None) -> list[PublishedCheckpoint]:
+def checkpoints_of(*scores: float | None) -> list[PublishedCheckpoint]:
     """Checkpoints of iterations 1, 2, ...; those without a score have no bundle."""
     nowhere = local_stored_folder(Path("/nowhere"))
     return [
@@ -78,21 +78,24 @@ def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_
 
 
 def test_the_newest_and_the_best_are_kept():
-    assert iterations(unneeded_checkpoints(listed(1, 9, 3, 4, 5), 2, None)) == [1, 3]
-    assert iterations(unneeded_checkpoints(listed(1, 2, 3), 2, None)) == [1]
-    assert iterations(unneeded_checkpoints(listed(9, None, None), 1, None)) == [2]
-    assert iterations(unneeded_checkpoints(listed(1, 1, 1, None), 1, None)) == [1, 2]  # the newest of equal scores
+    assert iterations(unneeded_checkpoints(checkpoints_of(1, 9, 3, 4, 5), 2, None)) == [1, 3]
+    assert iterations(unneeded_checkpoints(checkpoints_of(1, 2, 3), 2, None)) == [1]
+    assert iterations(unneeded_checkpoints(checkpoints_of(9, None, None), 1, None)) == [2]
+    assert iterations(unneeded_checkpoints(checkpoints_of(1, 1, 1, None), 1, None)) == [
+        1,
+        2,
+    ]  # the newest of equal scores
     assert unneeded_checkpoints([], 1, None) == [] and find_best([]) is None
 
 
 def test_the_first_of_every_interval_is_kept_too():
-    assert iterations(unneeded_checkpoints(listed(*[None] * 11, 1.0), 1, 4)) == [2, 3, 5, 6, 7, 9, 10, 11]
+    assert iterations(unneeded_checkpoints(checkpoints_of(*[None] * 11, 1.0), 1, 4)) == [2, 3, 5, 6, 7, 9, 10, 11]
 
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
 def test_what_was_removed_is_never_needed_later(scores, keep, every):
     """Removing step by step, as a run does, leaves what removing at the end leaves, but for a best that was beaten."""
-    listed_scores, remaining = listed(*scores), []
+    listed_scores, remaining = checkpoints_of(*scores), []
     for checkpoint in listed_scores:
         remaining.append(checkpoint)
         removed = unneeded_checkpoints(remaining, keep, every)

@@ -11,7 +11,7 @@ LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size
 """Lengths of the episodes of each copy, one after another; the last one is still running when the play ends."""
 
 
-def released_by(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
+def release(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
     """The episodes released after every `every` steps of all copies, where the copies report in the order `held`."""
     episodes = []
     for copy, copy_lengths in enumerate(lengths):
@@ -36,8 +36,8 @@ def released_by(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int
 @given(lengths=LENGTHS, every=st.integers(1, 7), data=st.data())
 def test_what_is_released_is_whole_up_to_some_start_and_depends_on_no_worker(lengths, every, data):
     copies = list(range(len(lengths)))
-    parts = released_by(lengths, every, copies)
-    shuffled = released_by(lengths, every, data.draw(st.permutations(copies)))
+    parts = release(lengths, every, copies)
+    shuffled = release(lengths, every, data.draw(st.permutations(copies)))
     assert parts == shuffled
     episodes = [episode for part in parts for episode in part]
     assert episodes == sorted(episodes, key=lambda episode: (episode.start, episode.copy))

@@ -25,7 +25,7 @@ def copies_of(selection: Selection, shape: Shape) -> list[int]:
     return [shape.first_copy + copy for copy in numbers]
 
 
-def joined(parts: Iterable[list[int]]) -> list[int]:
+def join(parts: Iterable[list[int]]) -> list[int]:
     """All numbers of the parts, sorted."""
     return sorted(chain.from_iterable(parts))
 
@@ -36,12 +36,12 @@ def test_each_copy_is_in_one_minibatch_which_is_the_same_set_for_any_number_of_w
     count = min(count, sum(copies))
     (alone,) = shapes([sum(copies)])
     expected = [sorted(copies_of(part, alone)) for part in minibatches(1, 2, epoch, count, alone, by_copy=True)]
-    assert joined(expected) == list(range(sum(copies)))
+    assert join(expected) == list(range(sum(copies)))
     workers = shapes(copies)
     divided = [minibatches(1, 2, epoch, count, shape, by_copy=True) for shape in workers]
     for number, parts in enumerate(zip(*divided, strict=True)):
         held = [copies_of(part, shape) for part, shape in zip(parts, workers, strict=True)]
-        assert joined(held) == expected[number]
+        assert join(held) == expected[number]
         assert {part.max_copies for part in parts} == {max(map(len, held))}
 
 
@@ -55,7 +55,7 @@ def test_each_time_is_in_one_minibatch_which_all_workers_share(copies, steps, co
         return
     times = [[part.times.tolist() for part in parts] for parts in divided]
     assert all(each == times[0] for each in times)
-    assert joined(times[0]) == list(range(steps))
+    assert join(times[0]) == list(range(steps))
 
 
 @settings(max_examples=60)
@@ -73,7 +73,7 @@ def test_each_copy_of_a_minibatch_is_in_one_micro_batch_and_workers_take_equally
     for parts, selection, shape, order in zip(passes, selections, workers, lengths, strict=True):
         assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
         taken = [copies_of(part, shape) for part, _ in parts]
-        assert joined(taken) == sorted(copies_of(selection, shape))
+        assert join(taken) == sorted(copies_of(selection, shape))
         if len(parts) > 1:
             assert max(map(len, taken)) <= size
             longest_first = [int(order[copy - shape.first_copy]) for part in taken for copy in part]

@@ -50,7 +50,7 @@ STORED = {
 }
 
 
-def ended(run_config: RunConfig) -> None:
+def end_run(run_config: RunConfig) -> None:
     """The folder of a run that has played all its steps has its result."""
     done = {"total_steps": run_config.train.total_steps, RESULT_KEY: STORED}
     write_record(run_config, record_of(run_config) | {"mlflow_run_id": "0123", "finished": done})
@@ -62,7 +62,7 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path, s
     keys = (f"storage={scheme}{tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
     run_config = config(*keys)
     assert read_finished_result(run_config) is None
-    ended(run_config)
+    end_run(run_config)
     result = read_finished_result(run_config)
     assert result == RunResult(**STORED | {"curve": Path("/there/return.png")}, trained=False)
     assert read_finished_result(config(*keys, "resources.workers=2", "train.total_steps=64")) == result
@@ -90,7 +90,7 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path, s
 )
 def test_a_name_in_use_with_a_typo_in_the_environment_names_the_typo(tmp_path, typo, line):
     keys = (f"storage={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
-    ended(config(*keys))
+    end_run(config(*keys))
     with pytest.raises(MarlRayError, match=f"^{line}"):
         read_finished_result(config(*keys, typo))
 
@@ -98,7 +98,7 @@ def test_a_name_in_use_with_a_typo_in_the_environment_names_the_typo(tmp_path, t
 def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path, capsys):
     run_config = config(f"storage={tmp_path}")
     (tmp_path / "run.yaml").write_text(json.dumps(run_config.as_given()))
-    ended(run_config)
+    end_run(run_config)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])
     assert caught.value.code == 0
@@ -122,7 +122,7 @@ def test_a_record_that_is_none_is_one_line(tmp_path):
 
 def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_path):
     run_config = config(f"storage={tmp_path}")
-    ended(run_config)
+    end_run(run_config)
     path = tmp_path / "toy" / "run.json"
     written = path.read_bytes()
     for at in range(0, len(written), 61):

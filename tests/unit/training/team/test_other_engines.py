@@ -23,7 +23,7 @@ from marl_ray.training.loop.iterations import run_worker
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-def prepared(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
+def prepare(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
     """The prepared batch and metrics of a learner whose engine reports log-probabilities that are off by `shift` nats."""
     run = config(*overrides)
     team = team_of(run)
@@ -39,7 +39,7 @@ def prepared(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
 
 
 def test_the_gap_is_measured_and_the_learners_own_log_probs_are_the_old_ones():
-    ready, metrics = prepared(0.25)
+    ready, metrics = prepare(0.25)
     assert metrics["engine/log_prob_gap"] == pytest.approx(0.25, abs=1e-5)
     difference = (ready.behaviour_log_probs - ready.old.log_probs)[ready.mask]
     assert torch.allclose(difference, torch.tensor(0.25), atol=1e-5)
@@ -47,9 +47,9 @@ def test_the_gap_is_measured_and_the_learners_own_log_probs_are_the_old_ones():
 
 
 def test_where_it_samples_in_fewer_digits_its_tokens_are_weighed_up_to_a_bound():
-    ready, _ = prepared(-5.0, "team.speaker.model.dtype=bf16")
+    ready, _ = prepare(-5.0, "team.speaker.model.dtype=bf16")
     assert torch.all(ready.importance[ready.mask] == 2)
-    ready, _ = prepared(-5.0, "team.speaker.model.dtype=bf16", "hyper.importance_cap=3")
+    ready, _ = prepare(-5.0, "team.speaker.model.dtype=bf16", "hyper.importance_cap=3")
     assert torch.all(ready.importance[ready.mask] == 3)
 
 

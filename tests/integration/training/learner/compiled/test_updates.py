@@ -61,7 +61,7 @@ def config_of(case: dict[str, Any], **resources: int) -> RunConfig:
     )
 
 
-def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list[dict[str, float]], list[np.ndarray]]:
+def train(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     """Metrics of some iterations, and the weights after them."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
@@ -89,12 +89,12 @@ def assert_close(actual: tuple[Any, Any], reference: tuple[Any, Any]) -> None:
 def test_iterations_equal_those_of_torch(name):
     config = config_of(CASES[name])
     with process_group():
-        assert_close(played(config, True), played(config, False))
+        assert_close(train(config, True), train(config, False))
 
 
 def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     """One of two workers' metrics and weights."""
-    return played(config, True)
+    return train(config, True)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
 def test_two_workers_take_the_steps_of_one(name):
     case = CASES[name]
     with process_group():
-        alone = played(config_of(case), True)
+        alone = train(config_of(case), True)
     assert_close(two_workers(half, config_of(case, workers=2)), alone)
 
 
 @pytest.mark.parametrize("name", ["three agents and layers", "categories"])
 def test_two_threads_take_the_steps_of_one(name):
     with process_group():
-        assert_close(*(played(config_of(CASES[name], threads_per_worker=threads), True) for threads in (2, 1)))
+        assert_close(*(train(config_of(CASES[name], threads_per_worker=threads), True) for threads in (2, 1)))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_torch_takes_the_steps_of_a_policy_whose_settings_no_longer_have_compile
 def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
     config, lines = config_of(CASES["plain"]), list[str]()
     with process_group():
-        expected = played(config, False)
+        expected = train(config, False)
         monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
         run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
         rows = [run.step() for _ in range(2)]

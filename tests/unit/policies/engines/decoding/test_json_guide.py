@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_models.tokenizers import LLAMA2, spaced
+from toy_models.tokenizers import LLAMA2, spacing_tokenizer
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
@@ -89,7 +89,7 @@ def test_whatever_tokens_are_drawn_it_can_be_ended(drawn):
 
 def test_a_blank_before_a_word_counts_where_a_tokenizer_hides_it():
     """`1` and then `▁2` are no number."""
-    tokenizer = spaced(LLAMA2)
+    tokenizer = spacing_tokenizer(LLAMA2)
     guides = Guides(tokenizer)
     state = read('{"a":1')
     assert state is not None
@@ -112,7 +112,7 @@ def test_a_tokenizer_that_cannot_write_json_is_refused():
         def __getattr__(self, name):
             return getattr(tokenizer, name)
 
-    with pytest.raises(MarlRayError, match="no token for"):
+    with pytest.raises(MarlRayError, match=r"^the tokenizer has no token for '\{' alone, which JSON may need$"):
         Guides(Lacking())
 
 

@@ -35,7 +35,7 @@ class Parrot:
         return logits
 
 
-def written(tokenizer: Any, sayings: list[list[int]], *stop: str) -> list[list[int]]:
+def rest_of(tokenizer: Any, sayings: list[list[int]], *stop: str) -> list[list[int]]:
     """The rest of some sayings under stop strings."""
     decoder = Decoder(Parrot(len(tokenizer), dict(enumerate(sayings))), tokenizer, {tokenizer.eos_token_id})
     for number, saying in enumerate(sayings):
@@ -51,14 +51,14 @@ def test_a_stop_string_may_span_tokens():
     tokenizer = byte_tokenizer()
     sayings = [list(text.encode()) for text in ("one\n\ntwo", "a STOP b", "é\n €\n\n", "never")]
     expected = ["one\n\n", "a STOP", "é\n €\n\n", "never"]
-    assert written(tokenizer, sayings, "\n\n", "STOP") == [list(text.encode()) for text in expected]
-    assert written(tokenizer, [list("say €5!".encode())], "€") == [list("say €".encode())]
+    assert rest_of(tokenizer, sayings, "\n\n", "STOP") == [list(text.encode()) for text in expected]
+    assert rest_of(tokenizer, [list("say €5!".encode())], "€") == [list("say €".encode())]
 
 
 def test_special_tokens_do_not_hide_a_stop_string():
     tokenizer = byte_tokenizer()
     reply = tokenizer.convert_tokens_to_ids("<|reply|>")  # type: ignore[attr-defined]  # transformers'
-    assert written(tokenizer, [[97, 98, reply, reply, reply, reply, 99, 100]], "abc") == [[97, 98, *[reply] * 4, 99]]
+    assert rest_of(tokenizer, [[97, 98, reply, reply, reply, reply, 99, 100]], "abc") == [[97, 98, *[reply] * 4, 99]]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_stop_strings_see_special_tokens(stop):
     tokenizer = byte_tokenizer()
     reply = tokenizer.convert_tokens_to_ids("<|reply|>")  # type: ignore[attr-defined]  # transformers'
     saying = [97, 98, reply, reply, 99, 100, reply, 10, 101]
-    [ids] = written(tokenizer, [saying], stop)
+    [ids] = rest_of(tokenizer, [saying], stop)
     shown = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
     before = [tokenizer.decode(ids[:-1], skip_special_tokens=skip) for skip in (False, True)]
     assert any(stop in text for text in shown) and not any(stop in text for text in before)
@@ -78,4 +78,4 @@ def test_stop_strings_see_special_tokens(stop):
 
 def test_a_stop_string_may_be_part_of_a_token():
     tokenizer = word_tokenizer("a", "b.\n", "\nc", "x.\n\ny", "d")
-    assert written(tokenizer, [[0, 1, 2, 4], [0, 3, 4], [0, 4, 4]], "\n\n") == [[0, 1, 2], [0, 3], [0, 4, 4]]
+    assert rest_of(tokenizer, [[0, 1, 2, 4], [0, 3, 4], [0, 4, 4]], "\n\n") == [[0, 1, 2], [0, 3], [0, 4, 4]]

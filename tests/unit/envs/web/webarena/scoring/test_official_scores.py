@@ -170,7 +170,7 @@ FUZZY = [
 
 
 @pytest.mark.parametrize(("reference", "answer", "score"), FUZZY)
-def test_the_offline_judge(reference, answer, score):
+def test_the_offline_judge_compares_words(reference, answer, score):
     assert answer_score(AnswerCheck(fuzzy=(reference,)), answer, "", WordJudge()) == score
 
 
@@ -185,7 +185,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("reply", "score"), REPLIES)
-def test_a_model_as_judge(reply, score):
+def test_a_model_that_judges_gets_question_and_answers_and_its_reply_is_read(reply, score):
     prompts = []
     judge = PromptJudge(lambda prompt: prompts.append(prompt) or reply)
     assert answer_score(AnswerCheck(fuzzy=("twelve",)), "12", "How many?", judge) == score
@@ -194,7 +194,7 @@ def test_a_model_as_judge(reply, score):
 
 
 @pytest.mark.parametrize(("reply", "score"), [("same", 1), ("They are the same.", 1), ("different", 0), ("hm", 0)])
-def test_a_model_as_judge_of_reasons(reply, score):
+def test_a_model_that_judges_reasons_says_the_same_or_different(reply, score):
     check = AnswerCheck(not_achievable=True, reason="it is closed")
     assert answer_score(check, "closed today", "Go there", PromptJudge(lambda _: reply)) == score
 

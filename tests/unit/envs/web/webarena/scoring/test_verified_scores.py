@@ -17,13 +17,18 @@ from marl_ray.errors import MarlRayError
 VERIFIED = Path(__file__).parents[5] / "fixtures" / "webarena" / "webarena-verified.json.gz"
 
 
-def listed(kind: str, **more: Any) -> dict[str, Any]:
+def list_schema(kind: str, **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": {"type": kind, **more}}
 
 
-TEXT, NUMBER, TRUTH, MONEY = listed("string"), listed("number"), listed("boolean"), listed("number", format="currency")
-PAIR = listed("object", properties={"name": {"type": "string"}, "price": {"type": "number", "format": "currency"}})
-NAMES = listed("object", properties={"names": listed("string"), "count": {"type": "number"}})
+TEXT, NUMBER, TRUTH, MONEY = (
+    list_schema("string"),
+    list_schema("number"),
+    list_schema("boolean"),
+    list_schema("number", format="currency"),
+)
+PAIR = list_schema("object", properties={"name": {"type": "string"}, "price": {"type": "number", "format": "currency"}})
+NAMES = list_schema("object", properties={"names": list_schema("string"), "count": {"type": "number"}})
 DATA = [
     (TEXT, ["Quest Lumaflex™ Band"], ["quest lumaflex band"], 1),
     (TEXT, ["Quest Lumaflex™ Band"], "Quest Lumaflex Band.", 1),  # a value alone is a list of one
@@ -103,7 +108,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "score"), ANSWERS, ids=[text[:40] for text, _ in ANSWERS])
-def test_type_and_status(text, score):
+def test_the_type_and_the_status_of_a_response_are_scored(text, score):
     assert response_score(ResponseCheck("navigate", "SUCCESS", None, {"type": "null"}), text) == score
 
 
