@@ -1,6 +1,7 @@
 """Teams of language models; `TeamFamily` documents the functions."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -178,4 +179,7 @@ def assemble(
     for name, rows in measure_pass_limits(learners).items():
         learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
-    return LanguageTeam(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
+    with ExitStack() as unfinished:  # closes the first engines where a later one cannot be made
+        engines = {name: unfinished.enter_context(closing(make(name, model))) for name, model in sampling.items()}
+        unfinished.pop_all()
+    return LanguageTeam(agents, sampling, learners, engines)
