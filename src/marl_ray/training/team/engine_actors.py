@@ -76,6 +76,7 @@ class EngineActors(Engine):
         """The state of the weights that the actors have; empty before the first, if they do not begin with them."""
         labels, error = broadcast_from_rank0(lambda: self._make_actors(name))
         if error is not None:
+            self.close()
             raise error
         self._actors = self._own_actors or [ray.get_actor(label) for label in labels]
 
