@@ -78,7 +78,9 @@ class Follower:
         self.thread.join(CLOSE_S)
 
     def _follow(self) -> None:
-        with ProgressBar(self.config, self.console.write) as progress:
+        with contextlib.ExitStack() as tails, ProgressBar(self.config, self.console.write) as progress:
+            for tail in self.tails.values():
+                tails.callback(tail.close)
             while True:
                 # The wait comes before the reading, so that no line written before `close` is missed.
                 ends = self.done.wait(self.tails[METRICS_FILE].poll_s)
