@@ -349,8 +349,8 @@ def median_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
     last: dict[int, float] = {}
     for row in rows:
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
-    by_score = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
-    return by_score[(len(by_score) - 1) // 2]
+    ranked_seeds = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
+    return ranked_seeds[(len(ranked_seeds) - 1) // 2]
 
 
 def values_line(values: JsonMapping) -> str:

@@ -259,12 +259,16 @@ def load_seeds(
 
 
 def run_leg(
-    seeds: TrialSeeds, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
+    seeds: TrialSeeds,
+    until: int | None,
+    emit: Callable[[Metrics], None],
+    keep: Callable[[Path], None],
+    after_takeover: bool,
 ) -> None:
     """Train until every seed has `until` environment steps, or to the end if None.
 
-    `emit` gets each row, `keep` each checkpoint's folder; the last checkpoint is made at the leg's end. `fresh` makes
-    one first, because the weights were taken over from another trial.
+    `emit` gets each row, `keep` each checkpoint's folder; the last checkpoint is made at the leg's end. `after_takeover`
+    makes one first, because the weights were taken over from another trial.
     """
 
     def checkpoint() -> None:
@@ -272,7 +276,7 @@ def run_leg(
             seeds.save(folder)
             keep(folder)
 
-    if fresh:
+    if after_takeover:
         checkpoint()
     if seeds.fresh:
         row = seeds.begin()

@@ -4,7 +4,7 @@ from marl_ray.config.schedulers import SchedulerSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import SCHEDULER
-from marl_ray.tuning.search.schedulers.base import (
+from marl_ray.tuning.search.schedulers.protocol import (
     Exploit,
     Scheduler,
     SchedulerType,

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from marl_ray.config.schedulers import AshaSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import Scheduler, TrialStandings, TrialVerdicts
+from marl_ray.tuning.search.schedulers.protocol import Scheduler, TrialStandings, TrialVerdicts
 
 
 class AshaScheduler(Scheduler):

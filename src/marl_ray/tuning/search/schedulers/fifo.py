@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from marl_ray.config.schedulers import FifoSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import Scheduler, TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.protocol import Scheduler, TrialStanding, TrialVerdicts
 
 
 class FifoScheduler(Scheduler):

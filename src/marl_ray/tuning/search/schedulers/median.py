@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marl_ray.config.schedulers import MedianSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import Scheduler, TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.protocol import Scheduler, TrialStanding, TrialVerdicts
 
 
 class MedianScheduler(Scheduler):

@@ -21,8 +21,8 @@ from typing_extensions import override
 from marl_ray.config.schedulers import Pb2Settings
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.json_types import JsonObject
-from marl_ray.tuning.search.schedulers.base import TrialStanding
 from marl_ray.tuning.search.schedulers.pbt import PopulationScheduler
+from marl_ray.tuning.search.schedulers.protocol import TrialStanding
 from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512

@@ -15,7 +15,7 @@ from typing_extensions import override
 from marl_ray.config.schedulers import Pb2Settings, PbtSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.json_types import JsonObject
-from marl_ray.tuning.search.schedulers.base import Exploit, Scheduler, TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.protocol import Exploit, Scheduler, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
