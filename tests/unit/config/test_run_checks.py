@@ -156,7 +156,7 @@ def test_a_run_may_have_keys_that_only_some_of_its_policies_read():
 def test_the_algorithm_of_the_run_says_nothing_of_a_frozen_policy():
     team = {"a": {"agents": ["x"], "algorithm": "ppo"}, "b": {"agents": ["y"], "frozen": True, "bundle": "b"}}
     config = parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team}, ["algorithm=remax"])
-    assert not config.plays_greedily and not config.whole_episodes
+    assert not config.has_greedy_copies and not config.whole_episodes
 
 
 def test_a_greedy_member_leaves_two_others_to_compare():
@@ -164,8 +164,8 @@ def test_a_greedy_member_leaves_two_others_to_compare():
     base = {"name": "a", "env": {"id": "x"}, "team": team, "train": {"env_copies": 12}}
     with pytest.raises(MarlRayError, match=r"train.group_size=2: grpo of policy 'b' needs 3 or more"):
         parse_config(RunConfig, base, ["train.group_size=2"])
-    assert parse_config(RunConfig, base, ["train.group_size=3"]).plays_greedily
-    assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).plays_greedily
+    assert parse_config(RunConfig, base, ["train.group_size=3"]).has_greedy_copies
+    assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).has_greedy_copies
 
 
 def test_a_frozen_policy_has_no_hyper_parameters():

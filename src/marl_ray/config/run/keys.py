@@ -112,7 +112,7 @@ class RunKeys(Config):
         return all(policy.model is not None for policy in self.team.values())
 
     @property
-    def plays_greedily(self) -> bool:
+    def has_greedy_copies(self) -> bool:
         """True if the first copy of every group plays greedily."""
         return any(self.spec_of(name).greedy for name in self.trained_policies)
 

@@ -118,7 +118,7 @@ def _read_complete_state(place: StoredFolder) -> RunState:
     for name, file in manifest.files.items():
         info = place.filesystem.get_file_info((place / name).path)
         if info.type != fs.FileType.File or info.size != file.size:
-            raise MarlRayError(f"is damaged: {name} is missing or has been cut")
+            raise MarlRayError(f"is damaged: {name} is missing or has another size")
     return StateFile.decode(read_verified(place / STATE_FILE, manifest.files[STATE_FILE])).state
 
 

@@ -80,7 +80,7 @@ def gather_episodes(
     A start comes as (start, steps played). Greedy episodes, which are the baselines of groups, are left out: they do
     not measure the policy that samples.
     """
-    sampled = [e for e in batch.episodes if not (config.plays_greedily and e.copy % config.train.group_size == 0)]
+    sampled = [e for e in batch.episodes if not (config.has_greedy_copies and e.copy % config.train.group_size == 0)]
     sent: list[tuple[Any, ...]] = [
         tuple(EndedEpisode.from_episode(e, {} if config.has_language_models else e.metrics)) for e in sampled
     ]

@@ -50,7 +50,7 @@ def score_in_passes(
                 arrays = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in pieces]
             places = selection.take(number, shape.agents).flatten().to(batch.mask.device)
             for array, piece in zip(arrays, pieces, strict=True):
-                if array is not None and piece is not None and not selection.stands_in:
+                if array is not None and piece is not None and not selection.is_stand_in:
                     array.flatten(0, 1)[places] = piece.flatten(0, 1)
     return arrays
 

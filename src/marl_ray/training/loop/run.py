@@ -88,7 +88,7 @@ class Run:
                 play=play_of(config),
             )
             """The state in the last checkpoint, but `tokens` and `seconds` are those of now."""
-            callbacks.begin(self.state.iteration if start.continues else None)
+            callbacks.begin(self.state.iteration if start.is_continuation else None)
             data = run_on_all_workers(lambda: self.family.read_data(config, self.team))
             self.collector = run_on_all_workers(lambda: self._open(self._make_collector(workers, snapshot, data)))
             starts = self.family.starts_player(config, self.env, self.team.agents, self.collector)
@@ -112,7 +112,7 @@ class Run:
             """The metrics of the last iteration."""
             self.imitation_due = config.warm_start is not None and not start.checkpoints
             """True if the run imitates before it evaluates or plays; see `imitate`."""
-            self.fresh = not start.continues
+            self.fresh = not start.is_continuation
             """True until the run has played its first step."""
             self.transcripts: list[JsonObject] = []
             """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""

@@ -68,8 +68,8 @@ class EngineActors(Engine):
         """The actors, which only worker 0 made and must end; empty on other workers."""
         self._actors = self._own_actors
         # Adapters are small, and reach the engine as files.
-        by_nccl = policy.device.type == "cuda" and policy.config.lora is None
-        self._transfer = HostTransfer.NCCL if by_nccl else HostTransfer.OBJECT_STORE
+        has_nccl = policy.device.type == "cuda" and policy.config.lora is None
+        self._transfer = HostTransfer.NCCL if has_nccl else HostTransfer.OBJECT_STORE
         self._group: WeightGroup | None = None
         """The group that the engines' GPUs have joined."""
         self._sent_state = {} if policy.source is not None else _write_counters(policy)

@@ -54,7 +54,7 @@ def _check_needs(config: RunKeys, name: str) -> None:
     spec, algorithm, train = config.spec_of(name), config.algorithm_of(name), config.train
     if spec.groups and train.group_size < 2 and config.data is None:
         raise ValueError(f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 2 or more")
-    if spec.groups and not spec.greedy and config.plays_greedily and train.group_size < 3:
+    if spec.groups and not spec.greedy and config.has_greedy_copies and train.group_size < 3:
         raise ValueError(
             f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 3 or more where another "
             "policy's has the first member play greedily"

@@ -145,7 +145,7 @@ def horizon(config: RunConfig, name: str) -> int:
     return config.team[name].generation.max_tokens
 
 
-def sampled_elsewhere(config: RunConfig, name: str) -> bool:
+def engine_has_weights(config: RunConfig, name: str) -> bool:
     """Return False where the run plays nothing, because no engine is started then."""
     return config.data is None and has_weights(config.team[name].generation)
 
@@ -174,7 +174,7 @@ def assemble(
         else:
             frozen = cast(TokenPolicy, model)
             move_to_device(frozen, device)
-            empty = sampled_elsewhere(config, name) and frozen.unread is not None
+            empty = engine_has_weights(config, name) and frozen.unread is not None
             sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
     for name, rows in measure_pass_limits(learners).items():
         learners[name].limit_passes(rows)
