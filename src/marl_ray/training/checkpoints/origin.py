@@ -95,8 +95,8 @@ def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
                 f"resume_from: {source} holds the trained policies {', '.join(state.holds)}; expected "
                 f"{', '.join(holds)} ({name} is in {where} alone)"
             )
-        of_policy = json.loads(json.dumps(holds[name]))
-        for key, value in of_policy.items():
+        expected_facts = json.loads(json.dumps(holds[name]))
+        for key, value in expected_facts.items():
             if state.holds[name].get(key) != value:
                 raise MarlRayError(
                     f"resume_from: {source} has another {key} of policy {name!r}: {state.holds[name].get(key)}, where "

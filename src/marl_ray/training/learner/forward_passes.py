@@ -70,11 +70,11 @@ def score_all(
     gradient steps' own passes.
     """
 
-    def in_one_pass(selection: Selection) -> Outputs:
+    def score_once(selection: Selection) -> Outputs:
         selected_mask = selection.decisions(mask, shape.agents)
         return policy.family.score_decisions(policy.model, inputs, batch, selected_mask, shape, selection)
 
-    log_probs, entropy, values, cost_values = score_in_passes(policy, batch, shape, in_one_pass, selections)
+    log_probs, entropy, values, cost_values = score_in_passes(policy, batch, shape, score_once, selections)
     assert log_probs is not None and entropy is not None
     return Outputs(log_probs, entropy, values, cost_values)
 

@@ -118,6 +118,6 @@ def micro_batches(
         copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
     passes = -(-selection.max_copies // size) * shape.joint
     for number in range(passes):
-        first, of_worker = number // shape.joint * size, number % shape.joint
-        part = copies[first : first + size] if of_worker == shape.rank % shape.joint else copies[:0]
+        first, worker = number // shape.joint * size, number % shape.joint
+        part = copies[first : first + size] if worker == shape.rank % shape.joint else copies[:0]
         yield Selection(part, selection.times, size), number + 1 == passes

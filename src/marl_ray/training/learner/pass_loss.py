@@ -163,10 +163,7 @@ def _value_losses(
         valued = ValueLossInputs(current.cost_values, current.old_cost_values, take(prepared.cost_returns, agents))
         signals = zip(*(x.unbind(-1) for x in valued), strict=True)
         cost_value = sum(
-            (
-                (algorithm.value_loss(ValueLossInputs(*of_signal), hyper) * decision_weights).sum()
-                for of_signal in signals
-            ),
+            ((algorithm.value_loss(ValueLossInputs(*signal), hyper) * decision_weights).sum() for signal in signals),
             cost_value,
         )
     return value, cost_value

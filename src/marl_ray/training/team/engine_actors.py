@@ -104,8 +104,8 @@ class EngineActors(Engine):
         """
         import ray
 
-        policy, with_frozen = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
-        weights = sampling_weights(policy, frozen=with_frozen)
+        policy, has_frozen = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
+        weights = sampling_weights(policy, frozen=has_frozen)
         if self._rank != 0:
             for _ in weights:
                 pass

@@ -47,8 +47,8 @@ class SweepProgress:
     def __enter__(self) -> Self:
         if self.enabled and self.console.is_terminal:
             # Printed lines go above the table, unless the output is not the terminal.
-            to_terminal = sys.stdout.isatty()
-            self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=to_terminal)
+            is_terminal = sys.stdout.isatty()
+            self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=is_terminal)
             self.live.start()
         return self
 
