@@ -28,6 +28,7 @@ CHECKS = (
     imports.cycles,
     imports.private_imports,
     imports.overridden_methods,
+    imports.private_reaches,
     imports.replaced_privates,
     definitions.types_of_one_name,
     definitions.any_types,

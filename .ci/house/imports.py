@@ -1,6 +1,7 @@
 """Checks of imports: no circles, and no private parts of the product or of Ray."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
@@ -8,6 +9,8 @@ from sources import PACKAGE, Finding, SourceFile, name_of, product, top_names
 
 RAY_SEAMS = f"{PACKAGE}.ray_seams"
 """The one module that uses private parts of Ray."""
+PRIVATE_OF_RAY = re.compile(r"\bray(\.\w+)*\._\w+")
+"""A private part of Ray in a text, such as the module that a text names for an import."""
 
 
 def cycles(files: list[SourceFile]) -> Iterator[Finding]:
@@ -66,12 +69,7 @@ def overridden_methods(files: list[SourceFile]) -> Iterator[Finding]:
     for file in files:
         if file.module is None or file.module == RAY_SEAMS:
             continue
-        rays = {
-            alias.asname or alias.name
-            for node in file.nodes
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray"
-            for alias in node.names
-        }
+        rays = names_of_ray(file)
         for node in file.nodes if rays else ():
             if isinstance(node, ast.ClassDef) and rays & {
                 getattr(n, "id", "") for b in node.bases for n in ast.walk(b)
@@ -82,6 +80,52 @@ def overridden_methods(files: list[SourceFile]) -> Iterator[Finding]:
                         yield file.finding(
                             method, f"only ray_seams.py overrides private methods of Ray, such as {name}"
                         )
+
+
+def private_reaches(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield where a module reaches a private part of Ray by an attribute, a keyword, `getattr` or a text."""
+    for file in files:
+        if file.module is None or file.module == RAY_SEAMS:
+            continue
+        rays = names_of_ray(file)
+        for node in file.nodes:
+            for reached in private_parts(node, rays):
+                yield file.finding(node, f"only ray_seams.py reaches private parts of Ray, such as {reached}")
+
+
+def names_of_ray(file: SourceFile) -> set[str]:
+    """Return the names that a file's imports give to Ray and to parts of it."""
+    names: set[str] = set()
+    for node in file.nodes:
+        match node:
+            case ast.Import(names=aliases):
+                names |= {a.asname or "ray" for a in aliases if a.name.split(".")[0] == "ray"}
+            case ast.ImportFrom(module=str(module), names=aliases) if module.split(".")[0] == "ray":
+                names |= {alias.asname or alias.name for alias in aliases}
+    return names
+
+
+def private_parts(node: ast.AST, rays: set[str]) -> list[str]:
+    """Return the private parts of Ray, whose names in the file are `rays`, that a node reaches."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [match[0] for match in PRIVATE_OF_RAY.finditer(text)]
+        case ast.Import(names=aliases):
+            return [alias.name for alias in aliases if PRIVATE_OF_RAY.match(alias.name)]
+        case ast.Attribute(attr=name) if is_private(name) and root_of(node) in rays:
+            return [ast.unparse(node)]
+        case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            return [name] if rays and is_private(name) else []
+        case ast.Call(func=function, keywords=keywords) if root_of(function) in rays:
+            return [f"{ast.unparse(function)}({k.arg}=)" for k in keywords if is_private(k.arg or "")]
+    return []
+
+
+def root_of(node: ast.AST) -> str:
+    """Return the name with which a chain of attributes begins; empty for any other expression."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def is_private(name: str) -> bool:

@@ -226,7 +226,7 @@ def _run_of(path: str, settings: StepSettings) -> RunConfig:
 def _step_of(
     policy: TokenPolicy, device: torch.device, settings: StepSettings, hyper: HyperParameters
 ) -> Callable[[], None]:
-    models = language_models.set_up(policy, worker_mesh(device.type), True, reference=False, sampled_elsewhere=True)
+    models = language_models.set_up(policy, worker_mesh(device.type), True, reference=False, engine_has_weights=True)
     model = models.trained
     optimizer = optimizer_of(hyper, [([model.lm], 1e-6)])
     prompts = torch.zeros(settings.rows, settings.context - settings.tokens, dtype=torch.int64, device=device)

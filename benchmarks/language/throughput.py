@@ -114,7 +114,7 @@ def train(options: argparse.Namespace) -> None:
         hyper=hyper,
         mixed_precision=options.precision == "bf16",
         horizon=TOKENS,
-        by_episode=True,
+        has_whole_episodes=True,
         micro_batch=options.micro_batch,
     )
     learner = Learner(policy, init_device_mesh("cpu", (options.workers,)), settings)

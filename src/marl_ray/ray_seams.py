@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from marl_ray.errors import MarlRayError, one_line
@@ -21,6 +22,8 @@ SILENCE_VARIABLE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
 """Seconds without an answer after which a worker counts as lost. A separate thread answers during updates too."""
+JOB_FOLDER = "working_dir_files"
+"""Name of the folder under which Ray unpacks a job's working directory, and which it deletes with the job."""
 
 DashboardClient = TypeVar("DashboardClient")
 
@@ -157,6 +160,16 @@ def give_up_silent_workers() -> None:
 def lost_after_s() -> float:
     """Return the seconds without an answer after which a worker of this process's trainers counts as lost."""
     return float(os.environ.get(SILENCE_VARIABLE, LOST_S))
+
+
+def placement_group_states(job: str) -> list[str]:
+    """Return the states of the placement groups that a job has asked for.
+
+    Ray has no call for the groups of one job, but their ids end with the job's.
+    """
+    from ray.util import placement_group_table
+
+    return [group["state"] for id_, group in placement_group_table().items() if id_.endswith(job)]
 
 
 class WorkerObserver(Protocol):
@@ -303,6 +316,27 @@ def reload_ray_settings() -> None:
     raylet: Any = _raylet
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def init_on_loopback(temp_dir: Path, log_monitor: bool, **options: object) -> Any:
+    """Start a Ray that listens on 127.0.0.1 alone and keeps its files in `temp_dir`; return the context of `ray.init`.
+
+    `options` are those of `ray.init`, which has no public one for its node's address or its folder. The driver of a job
+    asks the file `ray_current_cluster` for its cluster; without it, Ray takes any other that runs on the machine.
+    """
+    from ray import init
+
+    with loopback_only(log_monitor):
+        context: Any = init(
+            address="local",  # never join a cluster that happens to run here
+            dashboard_host="127.0.0.1",
+            dashboard_port=0,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(temp_dir),
+            **options,  # type: ignore[arg-type]
+        )
+    (temp_dir / "ray_current_cluster").write_text(context.address_info["address"])
+    return context
 
 
 @contextmanager

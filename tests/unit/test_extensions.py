@@ -21,7 +21,7 @@ from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.choice import make_engine
 from marl_ray.policies.language.token_policy import build_token_policy
-from marl_ray.training.tracking.sinks import check_sinks, open_sinks
+from marl_ray.training.tracking.sinks import check_sinks, open_sink
 from marl_ray.tuning.search.schedulers import make_scheduler
 
 
@@ -147,9 +147,9 @@ def test_a_run_is_measured_on_a_benchmark_of_a_package(parts, name, metric):
 @pytest.mark.parametrize("name", ["own_tracker", "own_parts:OwnTracker"])
 def test_a_run_logs_to_a_tracker_of_a_package(parts, tmp_path, name):
     config = run_of(storage=str(tmp_path), tracking={"also": [name, "tensorboard"]})
-    sinks = open_sinks(config, "id")
-    assert list(sinks) == [name, "tensorboard"] and type(sinks[name]) is type(sinks["tensorboard"])
-    for sink in sinks.values():
+    sinks = [open_sink(config, "id", each) for each in config.tracking.also]
+    assert type(sinks[0]) is type(sinks[1])
+    for sink in sinks:
         sink.end("FINISHED")
     with pytest.raises(
         MarlRayError, match=r"^tracking\.also: tensorboard writes to a local folder or s3://, not to 'hdfs://there'$"

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.ray_seams import is_cluster_answering, loopback_only, reload_ray_settings
+from marl_ray.ray_seams import init_on_loopback, is_cluster_answering, reload_ray_settings
 from marl_ray.temporary_folders import short_folder
 
 CONNECT_S = 30.0
@@ -105,9 +105,6 @@ def local_ray(
     with _exit_on_signals(), _ray_environment(token):
         try:
             context = _start_ray(num_cpus, dashboard, log_monitor, object_store_bytes, temp_dir)
-            # The driver of a job asks this file for its cluster. Without it Ray takes any GCS process of the machine,
-            # so beside another Ray a job would run there.
-            Path(temp_dir, "r", "ray_current_cluster").write_text(context.address_info["address"])
             # Ray has put its own handler, which exits with status 15, over ours.
             _exit_on_sigterm()
             yield LocalRay(
@@ -124,24 +121,18 @@ def local_ray(
 def _start_ray(
     num_cpus: int | None, dashboard: bool, log_monitor: bool, object_store_bytes: int, temp_dir: Path
 ) -> Any:
-    import ray
-
     # Ray reads the environment once, when it is imported; the changes must count also where that was before.
     reload_ray_settings()
     try:
-        with loopback_only(log_monitor):
-            return ray.init(
-                address="local",  # never join a cluster that happens to run here
-                num_cpus=num_cpus,
-                include_dashboard=dashboard,
-                dashboard_host="127.0.0.1",
-                dashboard_port=0,
-                object_store_memory=object_store_bytes,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(temp_dir / "r"),  # Ray opens its folder to everyone; the one around it stays private
-            )
+        return init_on_loopback(
+            temp_dir / "r",  # Ray opens its folder to everyone; the one around it stays private
+            log_monitor,
+            num_cpus=num_cpus,
+            include_dashboard=dashboard,
+            object_store_memory=object_store_bytes,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise MarlRayError(f"local_ray: Ray does not start: {one_line(error)}") from error
 

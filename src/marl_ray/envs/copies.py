@@ -6,6 +6,7 @@ Those with a batch of their own step at once, the others one after another.
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -48,9 +49,13 @@ def make_batch(
     `groups` hold every possible agent once, `signals` is the number of cost signals. Raises MarlRayError
     as `make_env` does.
     """
-    env = make_env(config, constraints)
-    batch = _offered_batch(config, env, copies, groups, signals, constraints)
-    return EnvLoop(config, copies, groups, signals, constraints, env) if batch is None else batch
+    with ExitStack() as unfinished:  # closes the first copy where the batch cannot be made
+        env = unfinished.enter_context(closing(make_env(config, constraints)))
+        batch = _offered_batch(config, env, copies, groups, signals, constraints)
+        if batch is None:
+            batch = EnvLoop(config, copies, groups, signals, constraints, env)
+        unfinished.pop_all()
+    return batch
 
 
 def _offered_batch(
@@ -148,8 +153,11 @@ class EnvLoop(EnvBatch):
     ):
         """`first` is the environment of the first copy, if it was made already."""
         self.signals = signals
-        first_envs = [] if first is None else [first]
-        self.envs = first_envs + [make_env(config, constraints) for _ in range(copies - len(first_envs))]
+        self.envs = [] if first is None else [first]
+        with ExitStack() as unfinished:  # closes the copies that were made here where a later one cannot be made
+            while len(self.envs) < copies:
+                self.envs.append(unfinished.enter_context(closing(make_env(config, constraints))))
+            unfinished.pop_all()
         env = self.envs[0]
         self.agents = list(env.possible_agents)
         self.groups, self.members = [list(group) for group in groups], group_positions(self.agents, groups)

@@ -1,4 +1,4 @@
-"""The pass@k estimator."""
+"""The pass@k estimator, and the values of k that runs report."""
 
 import numpy as np
 
@@ -12,3 +12,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+
+def values_of_k(samples: int) -> list[int]:
+    """Return the values of k for which a run reports pass@k: 1, 2, 4, ... and the number of samples itself."""
+    return sorted({samples, *(1 << i for i in range(samples.bit_length()))})

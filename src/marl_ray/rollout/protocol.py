@@ -20,13 +20,13 @@ class CollectPlan:
     """The settings of a collector: the length of a batch, and the number and kind of its episodes."""
 
     steps: int
-    """Number of steps of every copy in a batch; with `episodes` the greatest length of an episode."""
-    episodes: bool = False
+    """Number of steps of every copy in a batch; with `has_whole_episodes` the greatest length of an episode."""
+    has_whole_episodes: bool = False
     """A batch has one whole episode per copy. Otherwise it has a stretch of each copy's play, which may begin and end
     within an episode."""
     group_size: int = 1
-    """Number of copies that share a start, with `episodes`."""
-    greedy: bool = False
+    """Number of copies that share a start, with `has_whole_episodes`."""
+    has_greedy_copies: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
     """Maximum number of replays of groups whose members all score the same for every policy of `refill_policies`."""

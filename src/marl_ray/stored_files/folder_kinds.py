@@ -1,4 +1,4 @@
-"""The kinds of folders under a storage, runs and sweeps, by the files that they hold.
+"""The folders under a storage: the kinds of runs and sweeps, by the files that they hold, and the names of bundles'.
 
 A run or a sweep has its name for itself, because all that it writes lies in the folder of that name.
 """
@@ -16,6 +16,8 @@ RECORD_FILES = {RUN_KIND: RUN_FILE, SWEEP_KIND: SWEEP_FILE}
 """Kind -> the file by which a folder is of that kind."""
 OWNER_FOLDER = "owner"
 """Folder, in that of a run or a sweep, with the lease of its driver."""
+DIGEST_DIGITS = 16
+"""Hexadecimal digits of a bundle's digest in the name of its folder, in messages and in the names made from it."""
 ERRORS_FOLDER = "errors"
 """Folder of tracebacks in a run's folder, which a check of the run may write before there is an owner."""
 DRIVER_FILES = frozenset({OWNER_FOLDER, ERRORS_FOLDER, *RECORD_FILES.values(), "metrics.jsonl"})

@@ -66,7 +66,7 @@ class _StoragePosition:
 
     checkpoints: list[str]
     """Paths of the run's checkpoints, the oldest first."""
-    refused: str
+    refusal: str
     """The reason that no checkpoint can be used where other runs' are all that is there; empty if one can, or none is."""
     attempt: int
     """Number of this group of workers."""
@@ -145,8 +145,8 @@ def _train(
     from marl_ray.training.loop.start import RunStart
 
     position = broadcast_from_rank0(lambda: _read_position(config, folder, journal, attempt))
-    if position.refused:
-        return {REFUSED_KEY: position.refused}
+    if position.refusal:
+        return {REFUSED_KEY: position.refusal}
     places = [StoredFolder(folder.filesystem, path) for path in reversed(position.checkpoints)]
     origin = payload.origin
     if places:
@@ -187,13 +187,13 @@ def _read_position(config: RunConfig, folder: StoredFolder, journal: Journal, at
     from marl_ray.training.checkpoints.index import own_checkpoints
     from marl_ray.training.loop.pass_sizes import pass_sizes
 
-    checkpoints, refused = [], ""
+    checkpoints, refusal = [], ""
     try:
         checkpoints = [place.path for place in own_checkpoints(folder, identity_hash(config), journal.say)]
     except MarlRayError as error:
-        refused = f"no checkpoint can be used: {error}"
-    best_left, damaged = (math.inf, []) if refused else _find_best_left(folder)
-    return _StoragePosition(checkpoints, refused, attempt, best_left, damaged, pass_sizes(folder))
+        refusal = f"no checkpoint can be used: {error}"
+    best_left, damaged = (math.inf, []) if refusal else _find_best_left(folder)
+    return _StoragePosition(checkpoints, refusal, attempt, best_left, damaged, pass_sizes(folder))
 
 
 def _make_callbacks(journal: Journal, folder: StoredFolder, position: _StoragePosition, rank: int) -> "RunCallbacks":

@@ -275,9 +275,9 @@ class RecordsFile:
         self.marked.update(record.number for record in self.records.trials)  # also what nobody has marked
         self.written |= self._fields()
         self.marked.clear()
-        of_sweep = self.written[None]
+        sweep_fields = self.written[None]
         trials = (_json_line(self.written[record.number]) for record in self.records.trials)
-        text = _json_line({"format": str(FORMAT)} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
+        text = _json_line({"format": str(FORMAT)} | sweep_fields | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
         self.folder.write(SWEEP_FILE, text.encode())
         lines = self.lines or self.folder.open_lines(CHANGES_FILE)
         lines.keep(0)
@@ -286,8 +286,10 @@ class RecordsFile:
 
     def _fields(self) -> dict[int | None, dict[str, str]]:
         """Return the sweep's own fields, and those of the marked trials, as JSON."""
-        of_sweep = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
-        return {None: of_sweep} | {number: _field_texts(self.records.trials[number]) for number in sorted(self.marked)}
+        sweep_fields = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
+        return {None: sweep_fields} | {
+            number: _field_texts(self.records.trials[number]) for number in sorted(self.marked)
+        }
 
 
 def _field_texts(record: TrialRecord) -> dict[str, str]:
@@ -349,8 +351,8 @@ def median_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
     last: dict[int, float] = {}
     for row in rows:
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
-    by_score = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
-    return by_score[(len(by_score) - 1) // 2]
+    ranked_seeds = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
+    return ranked_seeds[(len(ranked_seeds) - 1) // 2]
 
 
 def values_line(values: JsonMapping) -> str:

@@ -122,8 +122,8 @@ def assert_equal(batch: Batch, reference: Batch) -> None:
 
 PLANS = {
     "running": CollectPlan(11),
-    "whole": CollectPlan(9, episodes=True, group_size=2, greedy=True),
-    "cut": CollectPlan(4, episodes=True, group_size=2),
+    "whole": CollectPlan(9, has_whole_episodes=True, group_size=2, has_greedy_copies=True),
+    "cut": CollectPlan(4, has_whole_episodes=True, group_size=2),
 }
 
 
@@ -141,7 +141,7 @@ def test_the_compiled_loop_equals_single_steps(team, plan):
 
 
 def test_groups_that_are_played_again_equal_single_steps():
-    plan = CollectPlan(6, episodes=True, group_size=2, refills=2, refill_policies=("one",))
+    plan = CollectPlan(6, has_whole_episodes=True, group_size=2, refills=2, refill_policies=("one",))
     fast, slow = (collector("relay", plan, compiled) for compiled in (True, False))
     team_players = players("relay")
     for iteration in range(2):

@@ -10,6 +10,7 @@ import pytest
 from toy_runs.trained_sweeps import FinishedSweep, sweep_config, train_sweep
 
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.tuning.running.driver import run_sweep
 
 pytestmark = pytest.mark.shared_ray("one")
@@ -33,6 +34,7 @@ def faulty(ray_cluster, tmp_path_factory) -> FaultySweep:
     storage = tmp_path_factory.mktemp("faulty")
     disk = storage / "toy-sweep" / "trials" / "0001"
     disk.mkdir(parents=True)
+    (storage / "toy-sweep" / OWNER_FOLDER).mkdir()  # a folder without it is something else's, and the name is refused
     mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk]
     full = subprocess.run(mount, capture_output=True).returncode == 0
     marker = storage / "died"

@@ -124,7 +124,13 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, name
     def play(sweep: str, until: int | None) -> dict[str, Any]:
         configs = [run.as_given() for run in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
         metrics = [metric.model_dump() for metric in RETURN]
-        facts = {"storage": str(tmp_path), "nested": False, "use_gpu": False, "cpus": 1.0, "folder": str(tmp_path)}
+        facts = {
+            "storage": str(tmp_path),
+            "has_worker_group": False,
+            "use_gpu": False,
+            "cpus": 1.0,
+            "folder": str(tmp_path),
+        }
         leg = Leg(sweep=sweep, number=0, leg=1, configs=configs, metrics=metrics, until=until, tracking_uri="", **facts)
         return run_trial_leg(leg, lambda row: None)
 

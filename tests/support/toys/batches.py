@@ -10,7 +10,7 @@ def batch(
 ) -> Trajectories:
     """`groups * members` ragged sequences, one episode each.
 
-    Some are empty, some have one step, and all are ended or cut at the last.
+    Some are empty, some have one step, and all are ended or truncated at the last.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = groups * members

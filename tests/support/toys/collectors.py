@@ -74,7 +74,7 @@ def collector(
     plan: CollectPlan | None = None,
     **kwargs: Any,
 ) -> TextCollector:
-    return TextCollector(make, agents, copies, plan or CollectPlan(6, episodes=True), 3, **kwargs)
+    return TextCollector(make, agents, copies, plan or CollectPlan(6, has_whole_episodes=True), 3, **kwargs)
 
 
 def texts(data: Trajectories) -> list[str]:

@@ -160,6 +160,26 @@ def fragile(**kwargs: Any) -> Fragile:
     return Fragile(**kwargs)
 
 
+class Limited(Countdown):
+    """Cannot be made while `limit` of its kind are open in this process."""
+
+    open_count = 0
+
+    def __init__(self, limit: int = 1_000_000, **kwargs: Any):
+        super().__init__(**kwargs)
+        if Limited.open_count >= limit:
+            raise ValueError(f"{limit} environments are open")
+        Limited.open_count += 1
+
+    def close(self) -> None:
+        Limited.open_count -= 1
+
+
+def limited(**kwargs: Any) -> Limited:
+    """Make the environment of `env.id: toys.envs:limited`."""
+    return Limited(**kwargs)
+
+
 class Poisoned(Countdown):
     """Gives a reward that is not a number in every episode from number `after` on."""
 

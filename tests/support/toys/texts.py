@@ -69,6 +69,26 @@ def wordy(to: str, **kwargs: Any) -> Echo:
     return Wordy(**kwargs)
 
 
+class LimitedEcho(Echo):
+    """Cannot be made while `limit` of its kind are open in this process."""
+
+    open_count = 0
+
+    def __init__(self, limit: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        if LimitedEcho.open_count >= limit:
+            raise ValueError(f"{limit} environments are open")
+        LimitedEcho.open_count += 1
+
+    def close(self) -> None:
+        LimitedEcho.open_count -= 1
+
+
+def limited(**kwargs: Any) -> LimitedEcho:
+    """Make the environment of `env.id: toys.texts:limited`."""
+    return LimitedEcho(**kwargs)
+
+
 def config(*overrides: str) -> RunConfig:
     """Three iterations of eight episodes."""
     base = {

@@ -23,7 +23,7 @@ from marl_ray.rollout.rng import TRAINING_STREAMS, response_stream
 from marl_ray.training.single_process import process_group, train_alone
 
 WORDS = ("a", "cat", "dog", "no", "banana", "stop")
-PLAN = CollectPlan(6, episodes=True, group_size=4, branch_turns=2, comparing=("shared",))
+PLAN = CollectPlan(6, has_whole_episodes=True, group_size=4, branch_turns=2, comparing=("shared",))
 TALK = partial(Talk, 5)
 
 
@@ -108,7 +108,7 @@ def test_only_turns_of_policies_that_compare_are_branched():
 
 
 def test_the_greedy_member_is_the_baseline_of_branches():
-    plan = replace(PLAN, greedy=True)
+    plan = replace(PLAN, has_greedy_copies=True)
     data = collector(TALK, BOTH, range(8), plan).collect(players(BOTH, Scripted(WORDS[:5])), 0).trajectories["shared"]
     compared_rows = comparable_rows(data, greedy=True)
     assert not compared_rows[data.greedy].any() and compared_rows[data.turn > 0].any()
@@ -120,7 +120,7 @@ def test_the_greedy_member_is_the_baseline_of_branches():
 def test_answers_to_other_prompts_say_nothing(algorithm):
     """Members whose prompts differ are as if they were not there."""
     judge = algorithm_of(algorithm)
-    plan = replace(PLAN, greedy=judge.spec.greedy, branch_turns=0)
+    plan = replace(PLAN, has_greedy_copies=judge.spec.greedy, branch_turns=0)
     data = collector(TALK, BOTH, range(8), plan).collect(players(BOTH, Scripted(WORDS)), 0).trajectories["shared"]
     alone = ~comparable_rows(data, judge.spec.greedy) & ~data.greedy
     assert (data.turn[alone] > 0).any() and not alone[(data.turn == 0) & (data.agent == 0)].any()

@@ -168,7 +168,7 @@ def test_an_episode_over_batches_and_workers_knows_its_start_and_all_its_decisio
             (c, 6, {"first": 6, "second": 3}) for c in range(2)
         ]
         assert again.running_episodes == [(12, 0)] * 2
-    single = collector(range(2), agents=agents, plan=CollectPlan(8, episodes=True))
+    single = collector(range(2), agents=agents, plan=CollectPlan(8, has_whole_episodes=True))
     assert [(e.start, e.decisions["second"]) for e in single.collect(team, 5).episodes] == [(40, 3)] * 2
     assert single.running_episodes == []
 

@@ -113,7 +113,7 @@ def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
 
 
 def test_episodes_are_cut_after_horizon_turns():
-    batch = collector(partial(Talk, 9), BOTH, plan=CollectPlan(3, episodes=True)).collect(
+    batch = collector(partial(Talk, 9), BOTH, plan=CollectPlan(3, has_whole_episodes=True)).collect(
         players(BOTH, Scripted(["no", "cat"])), 0
     )
     assert [(e.length, e.step, e.truncated, e.solved) for e in batch.episodes] == [(3, 2, True, None)] * 8
@@ -123,7 +123,7 @@ def test_episodes_are_cut_after_horizon_turns():
 @pytest.mark.parametrize("scripted", [True, False])
 def test_data_does_not_depend_on_the_number_of_workers(scripted):
     engine = Scripted() if scripted else make_engine(POLICY)
-    plan = CollectPlan(6, episodes=True, group_size=2, greedy=True)
+    plan = CollectPlan(6, has_whole_episodes=True, group_size=2, has_greedy_copies=True)
     single = collector(Talk, EACH, range(8), plan).collect(players(EACH, engine), 2)
     parts = on_two_workers(
         lambda rank, gather: collector(Talk, EACH, range(4 * rank, 4 * rank + 4), plan, gather=gather).collect(
@@ -150,7 +150,7 @@ def test_data_does_not_depend_on_the_number_of_workers(scripted):
 
 def test_a_policy_answers_all_copies_in_one_call_per_wave():
     engine = Scripted(["no"])
-    collector(Talk, EACH, plan=CollectPlan(4, episodes=True)).collect(players(EACH, engine), 0)
+    collector(Talk, EACH, plan=CollectPlan(4, has_whole_episodes=True)).collect(players(EACH, engine), 0)
     assert [len(call) for call in engine.calls] == [8] * 4
     assert len({prompt.stream for call in engine.calls for prompt in call}) == 32
 
@@ -353,7 +353,7 @@ def test_an_episode_that_nobody_can_begin_is_empty():
 def test_an_episode_that_was_cut_is_not_solved():
     """The share is of all episodes, on any number of workers, wherever the others of the batch are."""
     engine = Scripted(["stop", "no"])
-    short = CollectPlan(2, episodes=True)
+    short = CollectPlan(2, has_whole_episodes=True)
     batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
     cut = sum(episode.truncated for episode in batch.episodes)
     assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.truncated)

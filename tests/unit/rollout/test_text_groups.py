@@ -15,7 +15,7 @@ from marl_ray.rollout.protocol import CollectPlan
 
 
 def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations():
-    plan = CollectPlan(2, episodes=True, group_size=4)
+    plan = CollectPlan(2, has_whole_episodes=True, group_size=4)
     engine = Scripted()
     first = collector(Echo, ALONE, plan=plan)
     batch = first.collect(players(ALONE, engine), 0)
@@ -31,7 +31,7 @@ def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations(
 
 
 def test_the_first_member_plays_greedily():
-    plan = CollectPlan(6, episodes=True, group_size=4, greedy=True)
+    plan = CollectPlan(6, has_whole_episodes=True, group_size=4, has_greedy_copies=True)
     data = collector(Talk, BOTH, plan=plan).collect(players(BOTH, Scripted(["no", *SAID])), 0).trajectories["shared"]
     assert torch.equal(data.greedy, data.episode % 4 == 0)
     answers = texts(data)
@@ -40,8 +40,8 @@ def test_the_first_member_plays_greedily():
 
 
 def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
-    plan = CollectPlan(2, episodes=True, group_size=2)
-    again = CollectPlan(2, episodes=True, group_size=2, refills=4, refill_policies=("only",))
+    plan = CollectPlan(2, has_whole_episodes=True, group_size=2)
+    again = CollectPlan(2, has_whole_episodes=True, group_size=2, refills=4, refill_policies=("only",))
     team = players(ALONE, Scripted(WORDS))
     before = collector(Echo, ALONE, range(16), plan).collect(team, 0)
     played = collector(Echo, ALONE, range(16), again)
@@ -69,7 +69,7 @@ def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
 
 @pytest.mark.parametrize("curriculum", ["easiest_first", "toys.text_envs:least_solved"])
 def test_a_curriculum_is_the_same_for_any_number_of_workers_and_after_a_resume(curriculum):
-    plan = CollectPlan(2, episodes=True, group_size=2, refills=2, refill_policies=("only",))
+    plan = CollectPlan(2, has_whole_episodes=True, group_size=2, refills=2, refill_policies=("only",))
     team = players(ALONE, Scripted(["red"] * 4 + ["green"]))
 
     def run(rank: int = 0, gather: Callable = lambda value: [value], workers: int = 1, resume: bool = False):
@@ -104,13 +104,13 @@ def test_a_curriculum_needs_to_know_what_is_solved():
 
 
 def test_a_worker_may_have_no_rows():
-    plan = CollectPlan(2, episodes=True, group_size=2, refill_policies=("only",))
+    plan = CollectPlan(2, has_whole_episodes=True, group_size=2, refill_policies=("only",))
     data = collector(Echo, ALONE, plan=plan).collect(players(ALONE, Scripted(["nothing"])), 0).trajectories["only"]
     assert data.mask.shape == data.prompts.shape == (0, 1) and data.costs.shape == (0, 1, 1) and data.agents == 1
 
 
 def test_groups_say_how_their_members_differ_and_episodes_their_decisions():
-    played = collector(Echo, ALONE, range(16), CollectPlan(2, episodes=True, group_size=4))
+    played = collector(Echo, ALONE, range(16), CollectPlan(2, has_whole_episodes=True, group_size=4))
     batch = played.collect(players(ALONE, Scripted(WORDS)), 0)
     scores = np.array([episode.episode_return for episode in batch.episodes]).reshape(4, 4)
     metrics = played.group_sums["only"].metrics()

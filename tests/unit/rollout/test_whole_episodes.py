@@ -32,7 +32,7 @@ def collector(copies: range, plan: CollectPlan, **kwargs) -> Collector:
 
 
 def test_members_of_a_group_share_their_start_and_nothing_else():
-    plan = CollectPlan(8, episodes=True, group_size=4)
+    plan = CollectPlan(8, has_whole_episodes=True, group_size=4)
     batch, episodes, steps = collector(range(8), plan).collect(team(Countdown(), AGENTS), 0)
     data = batch["shared"]
     assert data.group.tolist() == [0] * 8 + [1] * 8
@@ -47,7 +47,7 @@ def test_members_of_a_group_share_their_start_and_nothing_else():
 
 
 def test_the_first_member_plays_greedily():
-    plan = CollectPlan(8, episodes=True, group_size=4, greedy=True)
+    plan = CollectPlan(8, has_whole_episodes=True, group_size=4, has_greedy_copies=True)
     players = team(Countdown(), AGENTS)
     data = collector(range(8), plan).collect(players, 0).trajectories["shared"]
     assert data.greedy.reshape(2, 4, 2).all(2).tolist() == [[True, False, False, False]] * 2
@@ -59,7 +59,7 @@ def test_the_first_member_plays_greedily():
 
 
 def test_long_episodes_are_cut_and_valued():
-    plan = CollectPlan(4, episodes=True)
+    plan = CollectPlan(4, has_whole_episodes=True)
     envs = make_batch(EnvConfig(id="toys.envs:countdown", kwargs={"length": 9, "agents": ["a"]}), 2, [["a"]])
     env = Countdown(length=9, agents=("a",))
     batch, episodes, _ = Collector(env, envs, {"one": ["a"]}, range(2), plan, 3).collect(team(env, {"one": ["a"]}), 0)
@@ -69,8 +69,8 @@ def test_long_episodes_are_cut_and_valued():
 
 
 def test_groups_that_teach_nothing_are_played_again_from_other_starts():
-    plan = CollectPlan(8, episodes=True, group_size=2, refills=6, refill_policies=("shared",))
-    once = CollectPlan(8, episodes=True, group_size=2)
+    plan = CollectPlan(8, has_whole_episodes=True, group_size=2, refills=6, refill_policies=("shared",))
+    once = CollectPlan(8, has_whole_episodes=True, group_size=2)
 
     def uninformative(data) -> list[int]:
         scores = data.rewards.sum(1).reshape(-1, 2, 2)  # group, member, agent
@@ -95,7 +95,7 @@ def test_a_forced_move_is_no_decision():
     agents = {"shared": list(env.possible_agents)}
     config = EnvConfig(id="budget_dag", kwargs={"workers": 2})
     envs = make_batch(config, 3, list(agents.values()))
-    played = Collector(env, envs, agents, range(3), CollectPlan(8, episodes=True), 0).collect(
+    played = Collector(env, envs, agents, range(3), CollectPlan(8, has_whole_episodes=True), 0).collect(
         team(env, agents, signals=1), 0
     )
     data = played.trajectories["shared"]
@@ -129,7 +129,7 @@ def test_masked_actions_are_never_drawn():
 def test_groups_say_how_their_members_differ():
     from marl_ray.rollout.group_scores import GroupSums
 
-    play = collector(range(8), CollectPlan(8, episodes=True, group_size=4))
+    play = collector(range(8), CollectPlan(8, has_whole_episodes=True, group_size=4))
     data = play.collect(team(Countdown(), AGENTS), 0).trajectories["shared"]
     scores = data.rewards.sum(1).reshape(2, 4, 2).numpy()  # group, member, agent
     metrics = play.group_sums["shared"].metrics()

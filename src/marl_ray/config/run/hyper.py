@@ -39,7 +39,7 @@ class HyperParameters(Config):
     epochs: Epochs = 4
     """Passes over each batch."""
     minibatches: PositiveInt = 1
-    """Parts a batch is cut into: by time index, or by episode where batches are whole episodes."""
+    """Parts a batch is divided into: by time index, or by episode where batches are whole episodes."""
     max_grad_norm: PositiveFloat = 10.0
     """Gradient norm above which the actor's and the critics' gradients are scaled down, each by its own norm."""
     target_kl: PositiveFloat | None = None

@@ -340,7 +340,7 @@ class EvaluationConfig(Config):
     """Actor-critics: starts of an evaluation, each played once with sampled and once with the most likely actions. When not
     given 32, and 128 with `constraints`."""
     max_steps: EvaluationSteps = 2000
-    """Actor-critics: environment steps after which an evaluation cuts an episode that the environment has not ended."""
+    """Actor-critics: environment steps after which an evaluation truncates an episode that the environment has not ended."""
     tasks: PositiveInt = 64
     """Text environments: held-out tasks of an evaluation."""
     samples: PositiveInt = 1

@@ -13,7 +13,7 @@ from marl_ray.conformance.extensions.properties import (
 )
 from marl_ray.extensions import TRACKER
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.tracking.sinks import check_sinks, open_sinks
+from marl_ray.training.tracking.sinks import check_sinks, open_sink
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 """A made-up id, of the form that MLflow gives."""
@@ -51,7 +51,7 @@ def _log_rows(config: RunConfig, name: str, rows: list[dict[str, float]], status
     """Log rows as a run does, in two parts. Return which call takes too long; None if none does."""
     times = {}
     begun = time.monotonic()
-    sink = open_sinks(config, RUN_ID)[name]
+    sink = open_sink(config, RUN_ID, name)
     times["opening it"] = time.monotonic()
     sink.log(rows[:1])
     sink.log(rows[1:])

@@ -42,13 +42,13 @@ from marl_ray.experiments.store.records import (
     version_of,
 )
 from marl_ray.experiments.store.rules import (
-    DIGEST_DIGITS,
     allowed_arms,
     check_arms_kept,
     check_endpoint,
     check_settings_kept,
     marked_arms,
 )
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 _ENDPOINTS = 0x6D61_7265
 """First key of PostgreSQL's advisory locks on endpoints."""

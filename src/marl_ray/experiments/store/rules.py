@@ -8,9 +8,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord, plan_of
 from marl_ray.experiments.store.records import look_settings
-
-DIGEST_DIGITS = 16
-"""Hexadecimal digits of a bundle's digest in messages, as many as the name of its folder has."""
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 
 def check_settings_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, read_actor_critics
-from marl_ray.policies.bundles.manifest import DIGEST_DIGITS, Manifest, check_models, local_folder, read_manifest
+from marl_ray.policies.bundles.manifest import Manifest, check_models, local_folder, read_manifest
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 if TYPE_CHECKING:
     from marl_ray.policies.bundles.language import TokenBundle

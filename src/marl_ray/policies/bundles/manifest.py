@@ -18,13 +18,12 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonObject
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 from marl_ray.temporary_folders import temporary_folder
 
 FORMAT = 1
 """Version of the keys of `bundle.json`; a bundle of another version is refused."""
 MANIFEST_FILE = "bundle.json"
-DIGEST_DIGITS = 16
-"""Hexadecimal digits of a bundle's digest in the name of its folder, in messages and in the names made from it."""
 REGISTRY_PREFIX = "models:/"
 """Prefix of references to a model registry."""
 MAX_COMPARED_MODELS = 1000

@@ -93,7 +93,7 @@ class Collector:
         self.group_sums: dict[str, GroupSums] = {}
         """Policy -> how its scores differed among the members of the last batch's groups."""
         self.history = ActionHistory(count, len(agents))
-        if not plan.episodes:
+        if not plan.has_whole_episodes:
             for c, number in enumerate(copies):
                 self._begin_first_episode(c, (state or {}).get(str(number)))
 
@@ -109,7 +109,7 @@ class Collector:
 
         A call of it takes longer than all else of a checkpoint.
         """
-        if self.plan.episodes:
+        if self.plan.has_whole_episodes:
             return dict
         pack_episode, episodes = self.history.snapshot(), self.episode.tolist()
         returns, costs, decisions = self.returns.tolist(), self.costs.tolist(), self.decisions.tolist()
@@ -131,7 +131,9 @@ class Collector:
     @property
     def running_episodes(self) -> list[tuple[int, int]]:
         """(start, steps played) of the episodes that the next batch continues with."""
-        return [] if self.plan.episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
+        return (
+            [] if self.plan.has_whole_episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
+        )
 
     def close(self) -> None:
         """Close the environment copies."""
@@ -143,11 +145,11 @@ class Collector:
             name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
             for name, player in players.items()
         }
-        copies, group_size = np.array(self.numbers), self.plan.group_size if self.plan.episodes else 1
-        greedy = (copies % group_size == 0) & self.plan.greedy
+        copies, group_size = np.array(self.numbers), self.plan.group_size if self.plan.has_whole_episodes else 1
+        greedy = (copies % group_size == 0) & self.plan.has_greedy_copies
         played = PlayedBatch(buffers, 0, {}, copies // group_size, self.episode.copy(), greedy)
-        self.starts = iteration * self.plan.steps - self.lengths * (not self.plan.episodes)
-        if self.plan.episodes:
+        self.starts = iteration * self.plan.steps - self.lengths * (not self.plan.has_whole_episodes)
+        if self.plan.has_whole_episodes:
             episodes, steps = self._whole_episodes(players, played, iteration)
         else:
             episodes, steps = self._play(players, played, iteration, restart=True)

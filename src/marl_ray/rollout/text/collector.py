@@ -197,7 +197,7 @@ class TextCollector:
         index = self.curriculum.task(position) if self.curriculum else position
         seed = episode_seed(self.seed, position, TRAINING_STREAMS)
         for copy in members:
-            greedy = self.plan.greedy and copy.number % self.plan.group_size == 0
+            greedy = self.plan.has_greedy_copies and copy.number % self.plan.group_size == 0
             copy.begin(EpisodeStart(index, "train", seed, greedy, (TRAINING_STREAMS, iteration, attempt, copy.number)))
 
     def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[ResponseRow]:

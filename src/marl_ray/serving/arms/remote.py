@@ -22,7 +22,6 @@ from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.bundles.loading import load_bundle
-from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.call_batching import CallBatcher
@@ -31,6 +30,7 @@ from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.handle_calls import answer_of, cached_handle
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, TextArm, is_text
 from marl_ray.serving.scaling import ARM_ONGOING, MAX_ONGOING_REQUESTS, TEXT_SHARE, scaling
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 START_S = 300.0
 """Seconds that an arm's deployment may take to start: a node may have to come up, and weights be fetched."""

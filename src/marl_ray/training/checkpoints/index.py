@@ -150,15 +150,15 @@ def own_checkpoints(
     left out and withdrawn, and `say` gets a line about each; where there are no others, MarlRayError has the lines, and
     nothing is withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError.
     """
-    of_run: list[StoredFolder] = []
+    own_places: list[StoredFolder] = []
     mismatched: list[tuple[StoredFolder, str]] = []
     for place in checkpoints_in(folder):
         mismatch = _explain_mismatch(place, identity)
         if mismatch:
             mismatched.append((place, mismatch))
         else:
-            of_run.append(place)
-    if mismatched and not of_run:
+            own_places.append(place)
+    if mismatched and not own_places:
         raise MarlRayError("; ".join(mismatch for _, mismatch in mismatched))
     for place, mismatch in mismatched:
         say(f"{mismatch}; it is left out")
@@ -166,7 +166,7 @@ def own_checkpoints(
             withdraw_manifest(place)
     for place in _list_strays(folder):
         say(f"{place} is of workers whose iterations others have played again; it is left out")
-    return of_run
+    return own_places
 
 
 def _explain_mismatch(place: StoredFolder, identity: str) -> str:
@@ -218,8 +218,8 @@ def find_best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint
 
     Equal scores are those of a run that scores nothing: then the newest counts.
     """
-    with_bundle = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
-    return max(with_bundle, key=lambda each: (each.manifest.score, each.name), default=None)
+    candidates = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
+    return max(candidates, key=lambda each: (each.manifest.score, each.name), default=None)
 
 
 def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:

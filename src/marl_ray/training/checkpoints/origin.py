@@ -95,8 +95,8 @@ def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
                 f"resume_from: {source} holds the trained policies {', '.join(state.holds)}; expected "
                 f"{', '.join(holds)} ({name} is in {where} alone)"
             )
-        of_policy = json.loads(json.dumps(holds[name]))
-        for key, value in of_policy.items():
+        expected_facts = json.loads(json.dumps(holds[name]))
+        for key, value in expected_facts.items():
             if state.holds[name].get(key) != value:
                 raise MarlRayError(
                     f"resume_from: {source} has another {key} of policy {name!r}: {state.holds[name].get(key)}, where "
@@ -118,7 +118,7 @@ def _read_complete_state(place: StoredFolder) -> RunState:
     for name, file in manifest.files.items():
         info = place.filesystem.get_file_info((place / name).path)
         if info.type != fs.FileType.File or info.size != file.size:
-            raise MarlRayError(f"is damaged: {name} is missing or has been cut")
+            raise MarlRayError(f"is damaged: {name} is missing or has another size")
     return StateFile.decode(read_verified(place / STATE_FILE, manifest.files[STATE_FILE])).state
 
 

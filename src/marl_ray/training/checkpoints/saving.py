@@ -74,13 +74,14 @@ class CheckpointSaver:
         """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
         # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
         self.thread = ThreadPoolExecutor(1, "checkpoints")
-        self.written: Future[None] | None = None
-        self.copied = threading.Event()
+        self.pending: Future[None] | None = None
+        """The checkpoint that is being written; None before the first, and when `wait` has returned."""
+        self.copy_done = threading.Event()
         """Set unless weights are being copied."""
-        self.copied.set()
+        self.copy_done.set()
         self.place: StoredFolder | None = None
         """The folder of the last checkpoint."""
-        self.began = 0.0
+        self.began_at = 0.0
         """Time at which the last checkpoint was begun, by the monotonic clock."""
 
     def save(
@@ -96,9 +97,9 @@ class CheckpointSaver:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
         copy = self.copy.take()
-        self.place, self.began = place, time.monotonic()
-        self.copied.clear()
-        self.written = self.thread.submit(self._write, copy, place, contents, published)
+        self.place, self.began_at = place, time.monotonic()
+        self.copy_done.clear()
+        self.pending = self.thread.submit(self._write, copy, place, contents, published)
 
     def _write(
         self, copy: Callable[[], None], place: StoredFolder, contents: CheckpointContents, published: Callable[[], None]
@@ -107,7 +108,7 @@ class CheckpointSaver:
             try:
                 copy()
             finally:
-                self.copied.set()
+                self.copy_done.set()
 
         _run_together(copy_weights, self.group)
         write(place, self.copy.tensors, contents, self.group, published)
@@ -117,7 +118,7 @@ class CheckpointSaver:
 
         Raises UnwritableCheckpointError.
         """
-        if not self.copied.wait(SAVE_S):
+        if not self.copy_done.wait(SAVE_S):
             raise UnwritableCheckpointError(f"the weights of {self.place} were not copied within {SAVE_S:g} s")
 
     def wait(self) -> None:
@@ -125,16 +126,16 @@ class CheckpointSaver:
 
         Raises UnwritableCheckpointError, which names the file, and what a lost worker makes torch raise.
         """
-        if self.written is None:
+        if self.pending is None:
             return
-        if not wait([self.written], max(0.0, self.began + SAVE_S - time.monotonic())).done:
+        if not wait([self.pending], max(0.0, self.began_at + SAVE_S - time.monotonic())).done:
             raise UnwritableCheckpointError(f"{self.place} was not written within {SAVE_S:g} s")
-        written, self.written = self.written, None
-        written.result()
+        checkpoint, self.pending = self.pending, None
+        checkpoint.result()
 
     def close(self) -> None:
         """Leave the group. A checkpoint that is still being written keeps the group and its thread until it is complete."""
-        ended = self.written is None
+        ended = self.pending is None
         self.thread.shutdown(wait=ended)
         if ended and self.group is not None:
             dist.destroy_process_group(self.group)

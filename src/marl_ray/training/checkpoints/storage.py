@@ -105,7 +105,7 @@ def read_file(place: StoredFolder) -> bytes | None:
         return None
 
 
-def read_verified(place: StoredFolder, written: StoredFile) -> bytes:
+def read_verified(place: StoredFolder, expected: StoredFile) -> bytes:
     """Return the contents of a file that must be as it was written.
 
     Raises DamagedCheckpointError, which names the file, or OSError.
@@ -113,19 +113,19 @@ def read_verified(place: StoredFolder, written: StoredFile) -> bytes:
     data = read_file(place)
     if data is None:
         raise DamagedCheckpointError(f"{place} is missing")
-    _compare(place, written, len(data), hashlib.sha256(data).hexdigest())
+    _compare(place, expected, len(data), hashlib.sha256(data).hexdigest())
     return data
 
 
-def check_size(place: StoredFolder, written: StoredFile) -> None:
+def check_size(place: StoredFolder, expected: StoredFile) -> None:
     """Raise DamagedCheckpointError if a file is not there in its size, or OSError."""
     info = place.filesystem.get_file_info(place.path)
     if info.type != fs.FileType.File:
         raise DamagedCheckpointError(f"{place} is missing")
-    _compare(place, written, info.size, written.sha256)
+    _compare(place, expected, info.size, expected.sha256)
 
 
-def check_content(place: StoredFolder, written: StoredFile) -> None:
+def check_content(place: StoredFolder, expected: StoredFile) -> None:
     """Raise as `read_verified` does if a file is not as it was written.
 
     Its contents need not fit into memory.
@@ -138,12 +138,12 @@ def check_content(place: StoredFolder, written: StoredFile) -> None:
                 digest.update(data)
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{place} is missing") from None
-    _compare(place, written, size, digest.hexdigest())
+    _compare(place, expected, size, digest.hexdigest())
 
 
-def _compare(place: StoredFolder, written: StoredFile, size: int, sha256: str) -> None:
+def _compare(place: StoredFolder, expected: StoredFile, size: int, sha256: str) -> None:
     """Raise DamagedCheckpointError if size or hash are not those of the file that was written."""
-    if size != written.size:
-        raise DamagedCheckpointError(f"{place} has {size:,} bytes, expected {written.size:,}")
-    if sha256 != written.sha256:
+    if size != expected.size:
+        raise DamagedCheckpointError(f"{place} has {size:,} bytes, expected {expected.size:,}")
+    if sha256 != expected.sha256:
         raise DamagedCheckpointError(f"{place} has another content than was written: its sha256 differs")

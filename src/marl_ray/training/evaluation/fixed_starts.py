@@ -105,13 +105,13 @@ class Evaluator:
         Errors name `steps`, the training steps so far. Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
-        sampled, greedy, each, family_metrics, not_finite = self.starts.play(players, start_set)
+        sampled, greedy, samples, family_metrics, not_finite = self.starts.play(players, start_set)
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.episode_return, *e.costs)))):
             place = f": {not_finite}" if not_finite else ""
             raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite{place}")
         metrics = {"return": _mean([episode.episode_return for episode in sampled])}
-        starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
+        starts = [sampled[first : first + samples] for first in range(0, len(sampled), samples)]
         metrics |= _mean_interval([_mean([episode.episode_return for episode in start]) for start in starts])
         policies = sampled[0].policy_returns
         if len(policies) > 1:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from marl_ray.config import RunConfig
-from marl_ray.evaluation.pass_at_k import pass_at_k
+from marl_ray.evaluation.pass_at_k import pass_at_k, values_of_k
 from marl_ray.json_types import JsonObject
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
@@ -57,7 +57,7 @@ def play_held_out(
 def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> JsonObject:
     """Compute `greedy`, the share that greedy episodes solve, and `pass_at_k`.
 
-    Both are missing if the environment does not report which tasks are solved.
+    Both are missing if the environment does not report which tasks are solved, and `greedy` without greedy episodes.
 
     An episode that was truncated before the environment said so is not solved.
     """
@@ -67,13 +67,8 @@ def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples
     if not outcomes or None in outcomes:
         return {}
     shares = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
-    by_task = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]
-    solved = [sum(bool(episode.solved) for episode in several) for several in by_task]
-    for k in _values_of_k(samples):
+    samples_of_tasks = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]
+    solved = [sum(bool(episode.solved) for episode in several) for several in samples_of_tasks]
+    for k in values_of_k(samples):
         shares[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
     return shares
-
-
-def _values_of_k(samples: int) -> list[int]:
-    """Return the values of k: 1, 2, 4, ... and the number of samples itself."""
-    return sorted({samples, *(1 << i for i in range(samples.bit_length()))})

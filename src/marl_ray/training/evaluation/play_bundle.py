@@ -1,5 +1,6 @@
 """Play whole episodes of a trained team from fixed starts, for benchmarks and comparisons."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +11,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart, WholeEpisode
+from marl_ray.training.evaluation.fixed_starts import StartSet
 from marl_ray.training.team.assembly import build_models, team_agents
 
 
@@ -22,14 +24,13 @@ def play_bundle(
     the episodes have the starts of that run's evaluations.
     """
     team = {name: policy.model_copy(update={"bundle": str(bundle)}) for name, policy in config.team.items()}
-    env = make_env(config.env, config.constraints)
-    agents = team_agents(config, env)
-    models = build_models(config.model_copy(update={"team": team}), env, agents)
-    players = {name: Player(cast(ActorCritic, model), agents[name], ValueNorm()) for name, model in models.items()}
     copies = min(config.train.env_copies, episodes)
-    envs = make_batch(config.env, copies, list(agents.values()), config.cost_signals, config.constraints)
-    evaluation_copies = EvaluationCopies(env, envs, agents, copies, seed, config.cost_signals, steps)
-    played = evaluation_copies.play(players, [FixedStart(number, 0, greedy) for number in range(episodes)])
-    evaluation_copies.close()
-    env.close()
-    return played
+    starts = [FixedStart(number, StartSet.SELECTION, greedy) for number in range(episodes)]
+    with closing(make_env(config.env, config.constraints)) as env:
+        agents = team_agents(config, env)
+        models = build_models(config.model_copy(update={"team": team}), env, agents)
+        players = {name: Player(cast(ActorCritic, model), agents[name], ValueNorm()) for name, model in models.items()}
+        groups = list(agents.values())
+        with closing(make_batch(config.env, copies, groups, config.cost_signals, config.constraints)) as envs:
+            evaluation_copies = EvaluationCopies(env, envs, agents, copies, seed, config.cost_signals, steps)
+            return evaluation_copies.play(players, starts)

@@ -159,26 +159,26 @@ class LoggedFit:
         Returns this worker's sums of log-likelihood and value loss, (2,).
         """
         data, policy, (rank, workers) = self.data, self.learner.policy, rank_and_world_size()
-        of_worker = minibatch[rank::workers]
-        share = 1.0 if len(of_worker) else 0.0
+        worker_part = minibatch[rank::workers]
+        share = 1.0 if len(worker_part) else 0.0
         # A worker without a part of the minibatch takes part in the collectives of the pass with a row that counts 0.
-        of_worker = of_worker if len(of_worker) else minibatch[:1]
-        actor = EncodedRows.from_rows(policy.model.actor, data.rows[of_worker])
+        worker_part = worker_part if len(worker_part) else minibatch[:1]
+        actor = EncodedRows.from_rows(policy.model.actor, data.rows[worker_part])
         central = policy.model.central
         critic = (
-            EncodedRows.from_rows(policy.model.critics[0], data.states[data.state[of_worker]]) if central else actor
+            EncodedRows.from_rows(policy.model.critics[0], data.states[data.state[worker_part]]) if central else actor
         )
-        allowed = None if data.allowed is None else data.allowed[of_worker]
+        allowed = None if data.allowed is None else data.allowed[worker_part]
         outputs, *values = policy.model.evaluate(actor, critic, allowed)
-        likelihood = policy.model.distribution.log_prob(outputs, data.actions[of_worker])
-        likelihood = (likelihood * data.imitation_mask[of_worker]).sum() * share
+        likelihood = policy.model.distribution.log_prob(outputs, data.actions[worker_part])
+        likelihood = (likelihood * data.imitation_mask[worker_part]).sum() * share
         loss, value = -likelihood / data.imitation_mask[minibatch].sum().clamp(min=1), torch.zeros_like(likelihood)
         if self.critic is not None:
             heads = values[0]
-            estimates = heads.gather(1, data.agent[of_worker][:, None])[:, 0] if central else heads[:, 0]
-            targets = self.learner.state.value_norm.normalize(data.returns[of_worker])
+            estimates = heads.gather(1, data.agent[worker_part][:, None])[:, 0] if central else heads[:, 0]
+            targets = self.learner.state.value_norm.normalize(data.returns[worker_part])
             value = clipped_value_loss(estimates, estimates, targets, None, policy.hyper.huber_delta)
-            value = (value * data.value_mask[of_worker]).sum() * share
+            value = (value * data.value_mask[worker_part]).sum() * share
             loss = loss + value / data.value_mask[minibatch].sum().clamp(min=1)
         self.optimizer.zero_grad(set_to_none=True)
         backward_over_workers(loss)
@@ -255,10 +255,12 @@ def joint_states(logged: LoggedUnits, env: ParallelEnv, agents: Mapping[str, Seq
         width = row_size(env.observation_space(agents[name][number]))
         batch = logged.policies.get(name)
         if batch is not None:
-            of_agent = batch.agent == number
-            unit = batch.episode[of_agent]
-            states[unit, : batch.mask.shape[1], begin : begin + width] = batch.observations[of_agent].to(states.dtype)
+            is_of_agent = batch.agent == number
+            unit = batch.episode[is_of_agent]
+            states[unit, : batch.mask.shape[1], begin : begin + width] = batch.observations[is_of_agent].to(
+                states.dtype
+            )
             rows[:, column] = torch.bincount(unit, minlength=units).float()
-            lengths[unit, column] = logged.lengths[name][of_agent].float()
+            lengths[unit, column] = logged.lengths[name][is_of_agent].float()
         begin += width
     return states, (rows == 1).all(1) & (lengths == lengths[:, :1]).all(1)

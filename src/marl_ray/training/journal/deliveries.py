@@ -153,7 +153,8 @@ def sink_names(config: RunConfig) -> list[str]:
 
 def find_incomplete_sinks(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> list[str]:
     """Return the sinks that have not got all of a finished run. Raises OSError."""
-    rows = Tail(filesystem, f"{folder}/{METRICS_FILE}").count()
+    with contextlib.closing(Tail(filesystem, f"{folder}/{METRICS_FILE}")) as tail:
+        rows = tail.count()
     marks = {name: read_mark(filesystem, folder, name) for name in sink_names(config)}
     return [name for name, mark in marks.items() if mark.ended != FINISHED_STATUS or mark.rows < rows]
 

@@ -162,23 +162,24 @@ class Delivery:
         if self.mark.ended or not self.owns():
             return
         waiting = 0
-        with contextlib.suppress(OSError):
-            waiting = max(0, Tail(self.filesystem, self.tail.path).count() - self.mark.rows)
+        with contextlib.suppress(OSError), contextlib.closing(Tail(self.filesystem, self.tail.path)) as tail:
+            waiting = max(0, tail.count() - self.mark.rows)
         summary = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
         self.say(f"{summary} ({self.failure or 'it is too slow'}); the same command delivers them")
 
     def _deliver(self) -> None:
         """Call the sink until it is closed, given up or another owner's."""
-        while not self.stopped.is_set():
-            self.call_began_at = time.monotonic()
-            try:
-                if self._call_once():
-                    break
-            except Exception as error:  # each library has its own error types, and none may end a run
-                if self.is_new_run and self.sink is None:
-                    self.failure = one_line(error)
-                    break
-                self._note_failure(one_line(error))
+        with contextlib.closing(self.tail):
+            while not self.stopped.is_set():
+                self.call_began_at = time.monotonic()
+                try:
+                    if self._call_once():
+                        break
+                except Exception as error:  # each library has its own error types, and none may end a run
+                    if self.is_new_run and self.sink is None:
+                        self.failure = one_line(error)
+                        break
+                    self._note_failure(one_line(error))
         self.opened_or_failed.set()
 
     def _call_once(self) -> bool:

@@ -65,7 +65,8 @@ class Follower:
         self.console = console
         self.watch = watch
         self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS_FILE, FAILURES_FILE, METRICS_FILE)}
-        self.taken = {name: tail.count() for name, tail in self.tails.items()}
+        self.counts = {name: tail.count() for name, tail in self.tails.items()}
+        """File -> number of its lines that were read."""
         self.failures: list[tuple[int, str]] = []
         """(number of the failure, its cause) for each group of workers that has ended, until the next group begins."""
         self.done = threading.Event()
@@ -78,7 +79,9 @@ class Follower:
         self.thread.join(CLOSE_S)
 
     def _follow(self) -> None:
-        with ProgressBar(self.config, self.console.write) as progress:
+        with contextlib.ExitStack() as tails, ProgressBar(self.config, self.console.write) as progress:
+            for tail in self.tails.values():
+                tails.callback(tail.close)
             while True:
                 # The wait comes before the reading, so that no line written before `close` is missed.
                 ends = self.done.wait(self.tails[METRICS_FILE].poll_s)
@@ -86,7 +89,7 @@ class Follower:
                     events = self._read(EVENTS_FILE)
                     # Failures are read after the events and noted before them: a group's failure is written before
                     # the event that the next group begins.
-                    earlier = self.taken[FAILURES_FILE]
+                    earlier = self.counts[FAILURES_FILE]
                     for number, failure in enumerate(self._read(FAILURES_FILE), earlier + 1):
                         self._note_failure(number, failure)
                     for event in events:
@@ -102,8 +105,8 @@ class Follower:
     def _read(self, name: str) -> list[dict[str, object]]:
         """Return the entries that were written since the last call."""
         entries: list[dict[str, object]] = []
-        while lines := self.tails[name].read(self.taken[name]):
-            self.taken[name] += len(lines)
+        while lines := self.tails[name].read(self.counts[name]):
+            self.counts[name] += len(lines)
             for line in lines:
                 with contextlib.suppress(ValueError):  # a line that is no JSON is not shown
                     entry = json.loads(line)
@@ -127,7 +130,7 @@ class Follower:
         elif LINE_KEY in event:
             self.console.say(event[LINE_KEY])
         elif STARTS_AFTER in event:
-            self.taken[METRICS_FILE] = event[KEPT_ROWS]
+            self.counts[METRICS_FILE] = event[KEPT_ROWS]
             # One look may have read that a group begins and, behind it, why the same group ended.
             before = [cause for number, cause in self.failures if number <= event[FAILED_BEFORE]]
             if before:

@@ -19,8 +19,8 @@ class Tail:
 
     def __init__(self, filesystem: fs.FileSystem, path: str):
         self.filesystem, self.path = filesystem, path
-        self.local = isinstance(filesystem, fs.LocalFileSystem)
-        self.poll_s = 0.5 if self.local else 3.0
+        self.is_local = isinstance(filesystem, fs.LocalFileSystem)
+        self.poll_s = 0.5 if self.is_local else 3.0
         """Seconds that a reader waits between two looks."""
         self.handle: int | None = None
         self.number = self.offset = 0
@@ -33,7 +33,7 @@ class Tail:
 
         The list is empty while there are none. Raises OSError.
         """
-        return self._read_file(after, max_lines) if self.local else self._read_parts(after, max_lines)
+        return self._read_file(after, max_lines) if self.is_local else self._read_parts(after, max_lines)
 
     def count(self) -> int:
         """Return the number of complete lines now. Raises OSError."""
@@ -92,7 +92,7 @@ class Tail:
                 content = bytes(stream.read()).decode(errors="replace").split("\n")[:-1]
             lines += content[max(0, after - first) :]
             if first + len(content) != following:
-                break  # the last part, or one that is being cut
+                break  # the last part, or one from which lines are being removed
         if not lines:
             self.listed, self.number = listed, after
         return lines

@@ -44,11 +44,11 @@ class Journal:
 
     def __init__(self, filesystem: fs.FileSystem, folder: str, rank: int = 0):
         """Continue the journal in the run's `folder`, which exists. Raises OSError."""
-        self.filesystem, self.folder, self.writes = filesystem, folder, rank == 0
+        self.filesystem, self.folder, self.is_writer = filesystem, folder, rank == 0
         self.lock = threading.Lock()
         self.waiting: list[str] = []
         """Lines of rows that a full disk did not take."""
-        if self.writes:
+        if self.is_writer:
             self.rows: AppendedFile = appended_file(filesystem, f"{folder}/{METRICS_FILE}")
             self.events: AppendedFile = appended_file(filesystem, f"{folder}/{EVENTS_FILE}")
 
@@ -57,7 +57,7 @@ class Journal:
 
         The rows after it are removed, because the workers play these iterations again. Raises OSError.
         """
-        if not self.writes:
+        if not self.is_writer:
             return
         # A line that is no row goes when the driver starts again (repair.py); the rows behind it stay.
         rows = map(row_of, lines_of(self.filesystem, f"{self.folder}/{METRICS_FILE}"))
@@ -68,7 +68,7 @@ class Journal:
 
     def write_row(self, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics. One that a full disk refuses is written with the next."""
-        if self.writes:
+        if self.is_writer:
             with self.lock, contextlib.suppress(OSError):
                 self.waiting.append(line_of(metrics))
                 self._write_waiting()
@@ -83,7 +83,7 @@ class Journal:
 
     def write_transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
         """Keep episodes as text. Call this before the iteration's row is written, because sinks look for them then."""
-        if self.writes:
+        if self.is_writer:
             with contextlib.suppress(OSError):
                 self.filesystem.create_dir(f"{self.folder}/{TRANSCRIPTS_FOLDER}")
                 with self.filesystem.open_output_stream(transcripts_path(self.folder, iteration)) as stream:
@@ -94,14 +94,14 @@ class Journal:
 
         Call this before a checkpoint is published: what a checkpoint covers is never played again.
         """
-        if self.writes:
+        if self.is_writer:
             with self.lock:
                 self._write_waiting()
             self.rows.flush()
 
     def close(self) -> None:
         """Make all lines durable. Raises OSError."""
-        if self.writes:
+        if self.is_writer:
             with self.lock:
                 self._write_waiting()
             self.rows.close()
@@ -112,7 +112,7 @@ class Journal:
         self.waiting = []
 
     def _try_event(self, event: dict[str, object]) -> None:
-        if self.writes:
+        if self.is_writer:
             with contextlib.suppress(OSError):  # events are for people; nothing depends on them
                 self._write_event(event)
 

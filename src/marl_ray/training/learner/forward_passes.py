@@ -50,7 +50,7 @@ def score_in_passes(
                 arrays = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in pieces]
             places = selection.take(number, shape.agents).flatten().to(batch.mask.device)
             for array, piece in zip(arrays, pieces, strict=True):
-                if array is not None and piece is not None and not selection.stands_in:
+                if array is not None and piece is not None and not selection.is_stand_in:
                     array.flatten(0, 1)[places] = piece.flatten(0, 1)
     return arrays
 
@@ -70,11 +70,11 @@ def score_all(
     gradient steps' own passes.
     """
 
-    def in_one_pass(selection: Selection) -> Outputs:
+    def score_once(selection: Selection) -> Outputs:
         selected_mask = selection.decisions(mask, shape.agents)
         return policy.family.score_decisions(policy.model, inputs, batch, selected_mask, shape, selection)
 
-    log_probs, entropy, values, cost_values = score_in_passes(policy, batch, shape, in_one_pass, selections)
+    log_probs, entropy, values, cost_values = score_in_passes(policy, batch, shape, score_once, selections)
     assert log_probs is not None and entropy is not None
     return Outputs(log_probs, entropy, values, cost_values)
 

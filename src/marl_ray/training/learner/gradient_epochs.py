@@ -28,7 +28,7 @@ def descend(
     The metrics are means over the steps. The state has moved multipliers. Moves the weights, but not the actor of a
     trust region. Raises DivergedError naming `where` and a metric that is not finite.
     """
-    hyper, by_gradient = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
+    hyper, moves_actor = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
     rows = iter(prepared.sizes.tolist())
     sums, steps = torch.zeros(len(PassMetrics._fields), device=policy.device), 0
     for epoch in prepared.minibatch_plan:
@@ -41,7 +41,7 @@ def descend(
             sums += metrics
             steps += 1
         if (
-            by_gradient
+            moves_actor
             and hyper.target_kl is not None
             and float(sum_over_workers(PassMetrics(*(sums - before)).kl)) / max(steps - steps_before, 1)
             > hyper.target_kl

@@ -55,13 +55,13 @@ class Selection:
     times: Tensor | None
     max_copies: int
     """Largest per-worker copy count; it sets the number of passes on all workers."""
-    stands_in: bool = False
+    is_stand_in: bool = False
     """The copies only let this worker take part in a pass in which it has none; they count nowhere."""
 
     def decisions(self, mask: Tensor, agents: int) -> Tensor:
         """Take the selection's part (R, T') of a mask (copies * agents, T)."""
         selected_mask = self.take(mask, agents)
-        return torch.zeros_like(selected_mask) if self.stands_in else selected_mask
+        return torch.zeros_like(selected_mask) if self.is_stand_in else selected_mask
 
     def take(self, array: Tensor, agents: int) -> Tensor:
         """Take the selection's part (R, T', ...) of a (copies * agents, T, ...) array."""
@@ -83,14 +83,16 @@ def whole_batch(shape: Shape) -> Selection:
     return Selection(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 
-def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Selection]:
+def minibatches(
+    seed: int, iteration: int, epoch: int, count: int, shape: Shape, has_whole_episodes: bool
+) -> list[Selection]:
     """Draw the `count` minibatches of an epoch and return this worker's part of each (possibly of no copies)."""
     batch = whole_batch(shape)
     if count == 1:  # the order of a sum's terms does not matter, so no row is moved
         return [batch]
-    size = shape.all_copies if by_copy else shape.steps
+    size = shape.all_copies if has_whole_episodes else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
-    if not by_copy:
+    if not has_whole_episodes:
         return [Selection(None, part, batch.max_copies) for part in parts]
     selections, inner = [], torch.tensor(shape.bounds[1:])
     for part in parts:
@@ -116,6 +118,6 @@ def micro_batches(
         copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
     passes = -(-selection.max_copies // size) * shape.joint
     for number in range(passes):
-        first, of_worker = number // shape.joint * size, number % shape.joint
-        part = copies[first : first + size] if of_worker == shape.rank % shape.joint else copies[:0]
+        first, worker = number // shape.joint * size, number % shape.joint
+        part = copies[first : first + size] if worker == shape.rank % shape.joint else copies[:0]
         yield Selection(part, selection.times, size), number + 1 == passes

@@ -49,12 +49,14 @@ class ScoredPass:
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.score_decisions(
             policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
         )
-        # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second
-        # pass in bfloat16 would round by more than GSPO's clip range.
-        unmoved = first and prepared.recomputed
+        # Where the learner evaluates the old outputs itself, those before the first step are the present ones. Used again
+        # they make every ratio exactly 1; a second pass in bfloat16 would round by more than GSPO's clip range.
+        has_old_outputs = first and policy.must_recompute
 
         def old_output(current: Tensor | None, recorded: Tensor) -> Tensor:
-            return current.detach() if unmoved and current is not None else selection.take(recorded, shape.agents)
+            return (
+                current.detach() if has_old_outputs and current is not None else selection.take(recorded, shape.agents)
+            )
 
         self.old_log_probs = old_output(self.log_probs, prepared.old.log_probs)
         self.old_values = old_output(self.values, prepared.old.values)
@@ -161,10 +163,7 @@ def _value_losses(
         valued = ValueLossInputs(current.cost_values, current.old_cost_values, take(prepared.cost_returns, agents))
         signals = zip(*(x.unbind(-1) for x in valued), strict=True)
         cost_value = sum(
-            (
-                (algorithm.value_loss(ValueLossInputs(*of_signal), hyper) * decision_weights).sum()
-                for of_signal in signals
-            ),
+            ((algorithm.value_loss(ValueLossInputs(*signal), hyper) * decision_weights).sum() for signal in signals),
             cost_value,
         )
     return value, cost_value

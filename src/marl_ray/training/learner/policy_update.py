@@ -34,7 +34,7 @@ class Learner:
     state: UpdateState
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
-    refused: str
+    refusal: str
     """The reason why torch takes the gradient steps although there is compiled code; empty if there is no such reason."""
 
     def __init__(self, model: object, mesh: DeviceMesh, settings: LearnerSettings):
@@ -43,7 +43,7 @@ class Learner:
         self.state = UpdateState.initial(self.policy)
         self.trust_region = settings.hyper.trust_region
         self.own_groups = self._group_settings()
-        self.refused, self._compared = "", False
+        self.refusal, self._compared = "", False
 
     @property
     def reason_for_torch(self) -> str:
@@ -51,10 +51,10 @@ class Learner:
 
         The text is empty where compiled code does.
         """
-        return reason_for_torch(self.policy) or self.refused
+        return reason_for_torch(self.policy) or self.refusal
 
     @property
-    def compiled(self) -> bool:
+    def is_compiled(self) -> bool:
         """True if the gradient steps, and the networks that play, are compiled code."""
         return not self.reason_for_torch
 
@@ -103,11 +103,11 @@ class Learner:
         shape = Shape(agents, batch.mask.shape[1], rank_and_world_size()[0], bounds, policy.joint)
         batch = policy.family.pad_batch(batch, agents)
         minibatch_plan = [
-            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
+            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.has_whole_episodes)
             for epoch in range(hyper.epochs)
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
-        encode = not (self.compiled and self._compared)  # compiled code encodes the batch itself
+        encode = not (self.is_compiled and self._compared)  # compiled code encodes the batch itself
         prepared, self.state, metrics = prepare_batch(
             policy, self.state, batch, shape, minibatch_plan, costs, factor, where, encode
         )
@@ -126,9 +126,9 @@ class Learner:
         """Take the gradient steps by compiled code where there is some.
 
         Before its first step it is compared with torch; if it differs, torch takes all steps of the run, and
-        `refused` says so.
+        `refusal` says so.
         """
-        if not self.compiled:
+        if not self.is_compiled:
             return gradient_epochs.descend(self.policy, self.state, prepared, where)
         from marl_ray.training.learner.compiled import epochs  # loads numba
 
@@ -136,7 +136,7 @@ class Learner:
             self._compared = True
             difference = epochs.largest_difference(self.policy, self.state, prepared)
             if not difference <= epochs.TOLERANCE:
-                self.refused = f"compiled gradients differ from torch's by {difference:.1e}"
+                self.refusal = f"compiled gradients differ from torch's by {difference:.1e}"
                 return gradient_epochs.descend(self.policy, self.state, prepared, where)
         return epochs.descend(self.policy, self.state, prepared, where)
 
@@ -176,7 +176,7 @@ class Learner:
 
     def to_plain(self) -> JsonObject:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.to_plain() | {"groups": self._group_settings(), "refused": self.refused}
+        return self.state.to_plain() | {"groups": self._group_settings(), "refused": self.refusal}
 
     def load_state(self, plain: JsonMapping, where: str = "training") -> None:
         """Continue from `to_plain()`, after the tensors were loaded.
@@ -186,8 +186,8 @@ class Learner:
         self.state = self.state.from_plain(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.
-        if plain["refused"] and self.compiled:
-            self.refused, self._compared = plain["refused"], True
+        if plain["refused"] and self.is_compiled:
+            self.refusal, self._compared = plain["refused"], True
         for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
             group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         self.policy.refresh_rollout_model(where)

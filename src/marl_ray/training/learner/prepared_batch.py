@@ -42,9 +42,6 @@ class PreparedBatch:
     cost_returns: Tensor | None
     """(B, T, K), in units of each signal's normaliser."""
     old: OldOutputs
-    recomputed: bool
-    """The learner itself evaluates the old log-probabilities. The first gradient step computes the same numbers, so its
-    ratios are exactly 1."""
     importance: Tensor | None
     """Weight of each decision's loss, where the policy that sampled may differ from the one that learns; else None."""
     reference: Tensor | None

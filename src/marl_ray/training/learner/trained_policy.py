@@ -39,15 +39,15 @@ class LearnerSettings:
     constraints: tuple[ConstraintConfig, ...] = ()
     horizon: int = 1
     """The greatest length of a sequence."""
-    by_episode: bool = False
+    has_whole_episodes: bool = False
     """Rows are whole episodes, so minibatches are sets of rows; otherwise minibatches are sets of time indices."""
     micro_batch: int | None = None
     """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
-    learns_from_served: bool = False
+    is_off_policy: bool = False
     """Other policies, or older weights, wrote the batches. Ratios are then to the probabilities that these recorded."""
-    sampled_elsewhere: bool = False
+    engine_has_weights: bool = False
     """The engine that samples has the weights itself, so the worker needs no copy that samples."""
-    other_engine: bool = False
+    has_other_engine: bool = False
     """The engine that samples computes the model by its own code, so its log-probabilities are
     compared with the learner's."""
 
@@ -67,7 +67,7 @@ class TrainedPolicy:
     models: PolicyModels
     optimizer: torch.optim.Optimizer
     device: torch.device
-    samples_alike: bool
+    has_equal_copies: bool
     """The copy that plays and the copy that learns compute equal log-probabilities. In bfloat16 they differ by more than
     GSPO's clip is wide. A trust region learns on the very copy that plays."""
 
@@ -77,7 +77,7 @@ class TrainedPolicy:
         algorithm, family, hyper = algorithm_of(settings.algorithm), policy_family(model), settings.hyper
         spec = algorithm.spec
         models = family.set_up(
-            model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper), settings.sampled_elsewhere
+            model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper), settings.engine_has_weights
         )
         # A trust region moves the actor without an optimiser.
         actor = [family.actor(models.trained)] if spec.constraint != "trust_region" else []
@@ -90,7 +90,7 @@ class TrainedPolicy:
             models=models,
             optimizer=optimizer_of(hyper, [(actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr)]),
             device=torch.device(mesh.device_type),
-            samples_alike=spec.constraint == "trust_region" or (in_float32 and not settings.mixed_precision),
+            has_equal_copies=spec.constraint == "trust_region" or (in_float32 and not settings.mixed_precision),
         )
 
     @property
@@ -136,22 +136,22 @@ class TrainedPolicy:
         return _needs_reference(self.algorithm, self.hyper)
 
     @property
-    def recomputes(self) -> bool:
+    def must_recompute(self) -> bool:
         """True if the learner evaluates old log-probabilities and values itself, and does not take the recorded ones."""
-        if self.settings.learns_from_served:
+        if self.settings.is_off_policy:
             return self.algorithm.spec.pairs  # the rows of pairs have no recorded log-probabilities
-        apart = self.settings.other_engine or not self.samples_alike
+        apart = self.settings.has_other_engine or not self.has_equal_copies
         return self.algorithm.spec.recompute or self.importance_cap is not None or apart
 
     @property
     def importance_cap(self) -> float | None:
         """The bound of the weights of truncated importance sampling; None if decisions are not weighted."""
-        if self.hyper.importance_cap is None and self.settings.other_engine and not self.samples_alike:
+        if self.hyper.importance_cap is None and self.settings.has_other_engine and not self.has_equal_copies:
             return ENGINE_CAP
         return self.hyper.importance_cap
 
     @property
-    def estimates_values(self) -> bool:
+    def must_estimate_values(self) -> bool:
         """True if the learner estimates the values of a batch, because the rollout copy has no weights for it."""
         return not self.family.holds_weights(self.rollout_model) and bool(self.critics)
 

@@ -33,9 +33,9 @@ def build_collector(
     }
     plan = CollectPlan(
         steps=config.train.horizon,
-        episodes=config.has_whole_episodes,
+        has_whole_episodes=config.has_whole_episodes,
         group_size=config.train.group_size,
-        greedy=config.has_greedy_copies,
+        has_greedy_copies=config.has_greedy_copies,
         refills=max(refills.values()),
         refill_policies=tuple(name for name, count in refills.items() if count),
         branch_turns=config.branch_turns,

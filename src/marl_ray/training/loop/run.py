@@ -3,16 +3,17 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
-from marl_ray.json_types import JsonObject
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
+from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.training.checkpoints.origin import holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointContents, CheckpointSaver
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -37,6 +38,16 @@ if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.training.team.members import EngineOf
 
 
+class Closable(Protocol):
+    """A part of a run that holds something until it is closed, such as processes, files or threads."""
+
+    def close(self) -> None:
+        """Release what the part holds."""
+
+
+ClosablePart = TypeVar("ClosablePart", bound=Closable)
+
+
 class Run:
     """A run on this worker, an iteration at a time.
 
@@ -51,48 +62,73 @@ class Run:
         callbacks: RunCallbacks = SILENT_CALLBACKS,
         engine_of: "EngineOf | None" = None,
     ):
-        """Build the environment, the team and the collector; `engine_of` makes the engines (see `build_team`)."""
-        torch.set_num_threads(config.resources.threads_per_worker)
-        self.config, self.device = config, device
-        self.family = run_family(config)
-        self.rank, workers = rank_and_world_size()
-        self._say, self._torch_reasons = callbacks.say, dict[str, str]()
-        self.env = run_on_all_workers(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
-        self.team = self._start_team(device, start, callbacks, engine_of)
-        self.saver = CheckpointSaver(self.team.learners)
-        state, snapshot = load_start(config, self.team, start, callbacks)
-        self.state = replace(
-            state,
-            run=config.name,
-            identity=identity_hash(config),
-            holds=holds_of(config, self.env, self.team.agents),
-            play=play_of(config),
-        )
-        """The state in the last checkpoint, but `tokens` and `seconds` are those of now."""
-        callbacks.begin(self.state.iteration if start.continues else None)
-        data = run_on_all_workers(lambda: self.family.read_data(config, self.team))
-        self.collector = run_on_all_workers(
-            lambda: build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
-        )
-        if config.train.overlap:
-            self.collector = OverlappedCollector(cast(Collector, self.collector), self._plays_last, snapshot)
-        starts = self.family.starts_player(config, self.env, self.team.agents, self.collector)
-        self.recent = RecentEpisodes(config, self.state.recent)
-        benchmarks = run_on_all_workers(lambda: read_run_benchmarks(config, self.team, self.state))
-        measures = {"evaluation": config.has_evaluations, "benchmarks": bool(benchmarks)}
-        self.clock = PhaseClock("rollout", "update", *(name for name, happens in measures.items() if happens))
-        self.evaluation = RunEvaluation(
-            config, self.team.players, Evaluator(config, starts), benchmarks, self.recent, self.clock, self.state
-        )
-        self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)
-        self.metrics: Metrics = self.state.metrics
-        """The metrics of the last iteration."""
-        self.imitates = config.warm_start is not None and not start.checkpoints
-        """True if the run imitates before it evaluates or plays; see `imitate`."""
-        self.fresh = not start.continues
-        """True until the run has played its first step."""
-        self.transcripts: list[JsonObject] = []
-        """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
+        """Build the environment, the team and the collector; `engine_of` makes the engines (see `build_team`).
+
+        Where a part cannot be made, those before it are closed, and its error is raised.
+        """
+        self._team_parts, self._own_parts = contextlib.ExitStack(), contextlib.ExitStack()
+        """These close the engines, and all other parts of this worker, the last that was opened first."""
+        with contextlib.ExitStack() as unfinished:
+            unfinished.callback(self.abandon)  # what was opened until a part could not be made
+            torch.set_num_threads(config.resources.threads_per_worker)
+            self.config, self.device = config, device
+            self.family = run_family(config)
+            self.rank, workers = rank_and_world_size()
+            self._say, self._torch_reasons = callbacks.say, dict[str, str]()
+            # It may read a file of tasks.
+            self.env = run_on_all_workers(lambda: self._open(make_env(config.env, config.constraints)))
+            self.team = self._start_team(device, start, callbacks, engine_of)
+            self.saver = self._open(CheckpointSaver(self.team.learners))
+            state, snapshot = load_start(config, self.team, start, callbacks)
+            self.state = replace(
+                state,
+                run=config.name,
+                identity=identity_hash(config),
+                holds=holds_of(config, self.env, self.team.agents),
+                play=play_of(config),
+            )
+            """The state in the last checkpoint, but `tokens` and `seconds` are those of now."""
+            callbacks.begin(self.state.iteration if start.is_continuation else None)
+            data = run_on_all_workers(lambda: self.family.read_data(config, self.team))
+            self.collector = run_on_all_workers(lambda: self._open(self._make_collector(workers, snapshot, data)))
+            starts = self.family.starts_player(config, self.env, self.team.agents, self.collector)
+            self.recent = RecentEpisodes(config, self.state.recent)
+            benchmarks = run_on_all_workers(lambda: read_run_benchmarks(config, self.team, self.state))
+            measures = {"evaluation": config.has_evaluations, "benchmarks": bool(benchmarks)}
+            self.clock = PhaseClock("rollout", "update", *(name for name, happens in measures.items() if happens))
+            self.evaluation = self._open(
+                RunEvaluation(
+                    config,
+                    self.team.players,
+                    Evaluator(config, starts),
+                    benchmarks,
+                    self.recent,
+                    self.clock,
+                    self.state,
+                )
+            )
+            self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)
+            self.metrics: Metrics = self.state.metrics
+            """The metrics of the last iteration."""
+            self.imitation_due = config.warm_start is not None and not start.checkpoints
+            """True if the run imitates before it evaluates or plays; see `imitate`."""
+            self.fresh = not start.is_continuation
+            """True until the run has played its first step."""
+            self.transcripts: list[JsonObject] = []
+            """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
+            self._own_parts.callback(self.saver.wait)
+            unfinished.pop_all()
+
+    def _open(self, part: ClosablePart) -> ClosablePart:
+        """Return a part that was just made, which is closed with the run."""
+        return self._own_parts.enter_context(contextlib.closing(part))
+
+    def _make_collector(self, workers: int, snapshot: JsonMapping | None, data: Any) -> BatchCollector:
+        """Return the collector of this worker's share, which continues from a `snapshot` if there is one."""
+        collector = build_collector(self.config, self.env, self.team.agents, self.rank, workers, snapshot, data)
+        if not self.config.train.overlap:
+            return collector
+        return OverlappedCollector(cast(Collector, collector), self._plays_last, snapshot)
 
     def _start_team(
         self, device: torch.device, start: RunStart, callbacks: RunCallbacks, engine_of: "EngineOf | None"
@@ -103,7 +139,9 @@ class Run:
         mesh = worker_mesh(device.type, resources.replicate, resources.context, resources.tensor)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
         callbacks.phase(self.family.BUILDING)
-        team = build_team(config, self.env, mesh, mixed_precision, engine_of)
+        team = self._team_parts.enter_context(
+            contextlib.closing(build_team(config, self.env, mesh, mixed_precision, engine_of))
+        )
         for name, rows in start.pass_sizes.items():
             if name in team.learners:
                 team.learners[name].limit_passes(rows)
@@ -141,8 +179,8 @@ class Run:
 
     def imitate(self, callbacks: RunCallbacks = SILENT_CALLBACKS) -> None:
         """Imitate the data of the config's `warm_start`, which may take hours, if the run begins with new weights."""
-        if self.imitates:
-            self.imitates = False
+        if self.imitation_due:
+            self.imitation_due = False
             self.family.imitate(self.config, self.env, self.team, callbacks)
 
     def begin(self) -> Metrics:
@@ -230,22 +268,15 @@ class Run:
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and close all parts. Raises what one of them raised."""
-        with contextlib.ExitStack() as parts:
-            parts.callback(self.team.close)
-            self._close_own(parts)
+        with self._team_parts, self._own_parts:
+            pass
 
     def abandon(self) -> None:
-        """Close the parts after an error; raise nothing.
+        """Close the parts that are open after an error; raise nothing.
 
         Engines that other workers sample from end with their process: closed here, they would give those workers a
         second error, which might be reported in place of the first.
         """
-        with contextlib.suppress(Exception), contextlib.ExitStack() as parts:
-            if rank_and_world_size()[1] == 1:
-                parts.callback(self.team.close)
-            self._close_own(parts)
-
-    def _close_own(self, parts: contextlib.ExitStack) -> None:
-        for part in (self.env, self.evaluation, self.collector, self.saver):
-            parts.callback(part.close)
-        self.saver.wait()
+        team_parts = self._team_parts if rank_and_world_size()[1] == 1 else contextlib.nullcontext()
+        with contextlib.suppress(Exception), team_parts, self._own_parts:
+            pass

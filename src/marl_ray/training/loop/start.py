@@ -33,7 +33,7 @@ class RunStart:
     """Policy -> most sequences of a pass, where larger passes had no room on a worker."""
 
     @property
-    def continues(self) -> bool:
+    def is_continuation(self) -> bool:
         """True if the run continues from a checkpoint of its own."""
         return bool(self.checkpoints) and self.origin is None
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from marl_ray.ray_seams import placement_group_states
+
 
 def _connected_ray() -> Any:
     """Return the Ray of which this process is a part.
@@ -28,11 +30,7 @@ def free_resources() -> dict[str, float]:
 def has_all_placement_groups() -> bool:
     """Return True if the cluster has booked all resources that this job has asked for in placement groups.
 
-    What the job still waits for then are processes. Ray has no call for the groups of one job, but their ids end with
-    the job's. Raises RuntimeError in a process without Ray.
+    What the job still waits for then are processes. Raises RuntimeError in a process without Ray.
     """
-    job = _connected_ray().get_runtime_context().get_job_id()
-    from ray.util import placement_group_table
-
-    states = [group["state"] for id_, group in placement_group_table().items() if id_.endswith(job)]
+    states = placement_group_states(_connected_ray().get_runtime_context().get_job_id())
     return "CREATED" in states and not {"PENDING", "RESCHEDULING", "PREPARED"} & set(states)

@@ -25,6 +25,7 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.ray_seams import JOB_FOLDER
 from marl_ray.stored_files.durability import create_folder
 from marl_ray.stored_files.folder_kinds import RUN_FILE, RUN_KIND, refuse_other_kind
 from marl_ray.stored_files.json_files import read_json, write_json
@@ -32,8 +33,6 @@ from marl_ray.stored_files.storages import absolute_storage, open_storage
 from marl_ray.stored_files.temporary_files import temporary_path
 from marl_ray.training.tracking.mlflow_run import uri_of
 
-JOB_FOLDER = "working_dir_files"
-"""Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
 MAX_NAMED_KEYS = 4
 """Maximum number of keys that an error lists of those that differ."""
 MAX_SHOWN = 40

@@ -132,11 +132,11 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         mixed_precision=mixed_precision,
         constraints=config.constraints,
         horizon=family.horizon(config, name),
-        by_episode=config.has_whole_episodes,
+        has_whole_episodes=config.has_whole_episodes,
         micro_batch=config.train.micro_batch,
-        learns_from_served=config.data is not None or config.train.overlap,
-        sampled_elsewhere=family.sampled_elsewhere(config, name),
-        other_engine=family.has_other_engine(config, name),
+        is_off_policy=config.data is not None or config.train.overlap,
+        engine_has_weights=family.engine_has_weights(config, name),
+        has_other_engine=family.has_other_engine(config, name),
     )
 
 

@@ -128,14 +128,14 @@ def _packed_pass(policy: TokenPolicy, size: DryPass, parts: int) -> PackedSequen
     return pack(prompts, responses, torch.ones_like(responses, dtype=torch.bool), parts)[0]
 
 
-def _measure_step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: PackedSequences | None) -> DryPeak:
-    """Make a pass, and with `steps` a step of AdamW, and return the peak of the memory."""
+def _measure_step(policy: TokenPolicy, size: DryPass, has_step: bool, sequences: PackedSequences | None) -> DryPeak:
+    """Make a pass, and where it `has_step` a step of AdamW, and return the peak of the memory."""
     length = policy.config.context
     trained = policy.actor_parameters()
     optimizer = torch.optim.AdamW(trained, 1e-5, fused=True)
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    if steps:
+    if has_step:
         optimizer.step()  # makes Adam's moments
     ids: Any = torch.zeros(size.rows, length, dtype=torch.int64) if sequences is None else sequences
     scorers = joint_workers(policy)
@@ -151,7 +151,7 @@ def _measure_step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Pa
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
         log_probs, entropy, *_ = policy(ids, places, targets, True, size.learn_entropy)
         (log_probs + entropy).sum().backward()
-        if steps:
+        if has_step:
             optimizer.step()
     (kinds,) = tracker.get_tracker_snapshot("peak").values()
     numbers = {str(kind).rpartition(".")[2]: number for kind, number in kinds.items()}

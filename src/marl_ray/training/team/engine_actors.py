@@ -68,14 +68,15 @@ class EngineActors(Engine):
         """The actors, which only worker 0 made and must end; empty on other workers."""
         self._actors = self._own_actors
         # Adapters are small, and reach the engine as files.
-        by_nccl = policy.device.type == "cuda" and policy.config.lora is None
-        self._transfer = HostTransfer.NCCL if by_nccl else HostTransfer.OBJECT_STORE
+        has_nccl = policy.device.type == "cuda" and policy.config.lora is None
+        self._transfer = HostTransfer.NCCL if has_nccl else HostTransfer.OBJECT_STORE
         self._group: WeightGroup | None = None
         """The group that the engines' GPUs have joined."""
         self._sent_state = {} if policy.source is not None else _write_counters(policy)
         """The state of the weights that the actors have; empty before the first, if they do not begin with them."""
         labels, error = broadcast_from_rank0(lambda: self._make_actors(name))
         if error is not None:
+            self.close()
             raise error
         self._actors = self._own_actors or [ray.get_actor(label) for label in labels]
 
@@ -103,8 +104,8 @@ class EngineActors(Engine):
         """
         import ray
 
-        policy, with_frozen = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
-        weights = sampling_weights(policy, frozen=with_frozen)
+        policy, has_frozen = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
+        weights = sampling_weights(policy, frozen=has_frozen)
         if self._rank != 0:
             for _ in weights:
                 pass

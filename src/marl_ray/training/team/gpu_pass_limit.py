@@ -31,16 +31,16 @@ def measure_pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the
     second only if it is sure to fit on every worker. Raises PassMemoryError where the first does not fit.
     """
-    on_gpu = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
+    gpu_learners = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
     coming = sum(
         2 * _gpu_bytes(group["params"])
-        for learner in on_gpu.values()
+        for learner in gpu_learners.values()
         for group in learner.policy.optimizer.param_groups
         if learner.policy.hyper.optimizer == "adamw"
     )
     limits = {}
-    for name, learner in on_gpu.items():
+    for name, learner in gpu_learners.items():
         policy = learner.policy
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
         with translate_out_of_memory(f"policy {name!r}, before the first step", 1):

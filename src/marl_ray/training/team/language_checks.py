@@ -112,8 +112,8 @@ def check_mesh(config: RunConfig, lm: Any, name: str) -> None:
             )
         heads = lm.config.num_attention_heads // need.tensor
         if heads % need.context:
-            of_each = f" that each worker has of every layer (tensor={need.tensor})" if need.tensor > 1 else ""
-            raise MarlRayError(f"{key}: expected a divisor of its {heads} attention heads{of_each}")
+            share = f" that each worker has of every layer (tensor={need.tensor})" if need.tensor > 1 else ""
+            raise MarlRayError(f"{key}: expected a divisor of its {heads} attention heads{share}")
 
 
 def _check_parts(parts: int, settings: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,7 @@ class Team(ABC):
             engine.sleep()
 
     def close(self) -> None:
-        """End the engines."""
-        for engine in self.engines.values():
-            engine.close()
+        """End the engines, all of them also where one raises an error."""
+        with ExitStack() as ends:
+            for engine in self.engines.values():
+                ends.callback(engine.close)

@@ -76,16 +76,16 @@ def read_demonstrations(
     else:
         pairs = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
     table = {agent: name for name, members in agents.items() for agent in members}
-    by_policy: dict[str, list[TextExample]] = {name: [] for name in agents if not config.team[name].frozen}
+    examples_of: dict[str, list[TextExample]] = {name: [] for name in agents if not config.team[name].frozen}
     for agent, example in pairs:
         if agent not in table:
             raise MarlRayError(f"{example.where}: agent {agent!r} is not one of {', '.join(table)}")
-        if table[agent] in by_policy:
-            by_policy[table[agent]].append(example)
-    for name, examples in by_policy.items():
+        if table[agent] in examples_of:
+            examples_of[table[agent]].append(example)
+    for name, examples in examples_of.items():
         if not examples:
             raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
-    return by_policy
+    return examples_of
 
 
 def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, TextExample]]:

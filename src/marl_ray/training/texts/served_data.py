@@ -111,7 +111,7 @@ def preferred_pairs(group: Sequence[ServedResponse]) -> list[ResponseBlock]:
 
 
 def _divide_group(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
-    """Cut a group into parts of at most `size` responses, as even as possible."""
+    """Divide a group into parts of at most `size` responses, as even as possible."""
     parts = -(-len(group) // size)
     bounds = [len(group) * part // parts for part in range(parts + 1)]
     return [tuple(group[begin:end]) for begin, end in pairwise(bounds)]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from marl_ray.config import RunConfig, config_hash, resolve_tracking_uri
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 from marl_ray.training.tracking.sinks import finite_metrics
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """The sinks besides MLflow, with the same methods: TensorBoard, Weights & Biases, and users' own."""
 
-import contextlib
 import math
 import netrc
 import os
@@ -77,25 +76,8 @@ def check_sinks(config: RunConfig) -> None:
                 raise MarlRayError(f"tracking.also: {error}") from error
 
 
-def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
-    """Return the sinks that the config asks for, by name; `run_id` as in `SinkFactory`.
-
-    Raises MarlRayError if one cannot be opened.
-    """
-    made: dict[str, Sink] = {}
-    for name in config.tracking.also:
-        try:
-            made[name] = open_sink(config, run_id, name)
-        except MarlRayError:
-            for sink in made.values():
-                with contextlib.suppress(Exception):
-                    sink.end("FAILED")
-            raise
-    return made
-
-
 def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
-    """Return the sink of this name. Raises MarlRayError if it cannot be opened."""
+    """Return the sink of this name; `run_id` as in `SinkFactory`. Raises MarlRayError if it cannot be opened."""
     try:
         return _load_tracker(name)(config, run_id)
     except Exception as error:  # each library has its own error types

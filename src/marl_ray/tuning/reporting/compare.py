@@ -86,8 +86,8 @@ def interval_bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return middle, middle, middle
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     # In slices of points, to save memory.
-    cuts = [curve.seeds[:, k : k + 64][drawn] for k in range(0, curve.seeds.shape[1], 64)]
-    quantiles_of = [np.quantile(trim_mean(cut, 0.25, axis=1), quantiles, axis=0) for cut in cuts]
+    slices = [curve.seeds[:, k : k + 64][drawn] for k in range(0, curve.seeds.shape[1], 64)]
+    quantiles_of = [np.quantile(trim_mean(points, 0.25, axis=1), quantiles, axis=0) for points in slices]
     low, high = np.concatenate(quantiles_of, axis=1)
     return middle, low, high
 

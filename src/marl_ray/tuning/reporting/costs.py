@@ -19,8 +19,9 @@ def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
     The mapping is empty if there are none.
     """
     for row in reversed(rows):
-        of_seed = f"seed-{seed}/"
-        metrics = {key.removeprefix(of_seed): value for key, value in row.items() if key.startswith(of_seed + prefix)}
+        seed_prefix = f"seed-{seed}/"
+        own_metrics = {key: value for key, value in row.items() if key.startswith(seed_prefix + prefix)}
+        metrics = {key.removeprefix(seed_prefix): value for key, value in own_metrics.items()}
         if metrics:
             return {"steps": row["steps"]} | metrics
     return {}

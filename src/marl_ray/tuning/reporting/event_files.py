@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyarrow import fs
-
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.tracking.sinks import EVENTS_S, TENSORBOARD, finite_metrics
@@ -33,9 +31,8 @@ class EventFiles:
     """
 
     def __init__(self, folder: Folder, warn: Callable[[str], None]):
-        self.folder, self.warn, self.warned = folder, warn, False
-        local = isinstance(folder.filesystem, fs.LocalFileSystem)
-        self.scratch = None if local else new_temporary_folder("events")
+        self.folder, self.warn, self.has_warned = folder, warn, False
+        self.scratch = None if folder.is_local else new_temporary_folder("events")
         self.root = self.scratch or Path(folder.path, TENSORBOARD)
         self.writers: dict[str, Any] = {}
         self.uploaded: dict[str, float] = {}
@@ -101,6 +98,6 @@ class EventFiles:
         try:
             action()
         except Exception as error:
-            if not self.warned:
+            if not self.has_warned:
                 self.warn(f"TensorBoard's files are not complete: {one_line(error)}")
-            self.warned = True
+            self.has_warned = True

@@ -47,8 +47,8 @@ class SweepProgress:
     def __enter__(self) -> Self:
         if self.enabled and self.console.is_terminal:
             # Printed lines go above the table, unless the output is not the terminal.
-            to_terminal = sys.stdout.isatty()
-            self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=to_terminal)
+            is_terminal = sys.stdout.isatty()
+            self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=is_terminal)
             self.live.start()
         return self
 
@@ -108,12 +108,12 @@ class SweepProgress:
         table.add_column("why", width=max(8, free * 2 // 5), no_wrap=True)
         best = self.best()
         first = ("running", "waiting", "ended")
-        by_need = sorted(self.records.trials, key=lambda r: (r is not best, first.index(r.state), -r.number))
+        in_order = sorted(self.records.trials, key=lambda r: (r is not best, first.index(r.state), -r.number))
         most = max(4, self.console.size.height - _OTHER_LINES)
-        for record in sorted(by_need[:most], key=lambda r: r.number):
+        for record in sorted(in_order[:most], key=lambda r: r.number):
             table.add_row(*self._row(record, record is best), style="bold green" if record is best else "")
-        if len(by_need) > most:
-            table.add_row("", f"and {len(by_need) - most} more", "", "", "", "", style="dim")
+        if len(in_order) > most:
+            table.add_row("", f"and {len(in_order) - most} more", "", "", "", "", style="dim")
         return table
 
     def _row(self, record: TrialRecord, best: bool) -> list[str | Text]:

@@ -22,7 +22,7 @@ class TrialResources:
     use_gpu: bool
 
     @property
-    def nested(self) -> bool:
+    def has_worker_group(self) -> bool:
         """True if the trial has a worker group of its own.
 
         A single worker on a CPU trains in the trial's process.
@@ -74,7 +74,7 @@ def resources_of(config: JsonObject) -> Any:
     from ray.tune import PlacementGroupFactory
 
     leg = config["leg"]
-    if not leg["nested"]:
+    if not leg["has_worker_group"]:
         return PlacementGroupFactory([{"CPU": leg["cpus"]}])
     safe = "safe" in ray.cluster_resources()
     return PlacementGroupFactory([{"safe": 0.001} if safe else {"memory": DRIVER_BYTES}])

@@ -123,7 +123,7 @@ class RunningSweep:
             configs=configs,
             metrics=[metric.model_dump() for metric in self.config.metric],
             until=self.plan.next_leg_end(record),
-            nested=need.nested,
+            has_worker_group=need.has_worker_group,
             use_gpu=need.use_gpu,
             cpus=need.cpus,
             tracking_uri=self.mlflow_runs.uri,

@@ -32,7 +32,7 @@ class Leg:
     metrics: list[JsonObject]
     until: int | None
     """Environment steps at which the leg ends; None for the end of training."""
-    nested: bool
+    has_worker_group: bool
     """True if the leg trains on a worker group of its own."""
     use_gpu: bool
     cpus: float

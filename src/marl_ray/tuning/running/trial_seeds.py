@@ -8,7 +8,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -63,14 +63,13 @@ class TrialSeeds:
         state = (
             {} if resume_from is None else run_on_all_workers(lambda: _read_objectives(resume_from / OBJECTIVES_FILE))
         )
-        try:
+        with ExitStack() as unfinished:
+            unfinished.callback(self.abandon)  # the first seeds, where a later one cannot be built
             for config in configs:
                 places = [] if resume_from is None else [local_stored_folder(resume_from / f"seed-{config.seed}")]
                 start = RunStart(places, own_hyper=own_hyper, pass_sizes=pass_sizes or {})
                 self.runs[config.seed] = Run(config, device, start)
-        except BaseException:
-            self.close()
-            raise
+            unfinished.pop_all()
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})
         self.recent = {
@@ -194,9 +193,15 @@ class TrialSeeds:
             (folder / OBJECTIVES_FILE).write_text(json.dumps(state))
 
     def close(self) -> None:
-        """Close the runs of all seeds; every worker calls it."""
+        """Close the runs of all seeds, all also where one raises an error; every worker calls it."""
+        with ExitStack() as ends:
+            for run in self.runs.values():
+                ends.callback(run.close)
+
+    def abandon(self) -> None:
+        """Close the runs of all seeds after an error; raise nothing."""
         for run in self.runs.values():
-            run.close()
+            run.abandon()
 
     @contextmanager
     def close_after(self) -> Iterator[None]:
@@ -204,8 +209,7 @@ class TrialSeeds:
         try:
             yield
         except Exception:
-            for run in self.runs.values():
-                run.abandon()
+            self.abandon()
             raise
         self.close()
 
@@ -255,12 +259,16 @@ def load_seeds(
 
 
 def run_leg(
-    seeds: TrialSeeds, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
+    seeds: TrialSeeds,
+    until: int | None,
+    emit: Callable[[Metrics], None],
+    keep: Callable[[Path], None],
+    after_takeover: bool,
 ) -> None:
     """Train until every seed has `until` environment steps, or to the end if None.
 
-    `emit` gets each row, `keep` each checkpoint's folder; the last checkpoint is made at the leg's end. `fresh` makes
-    one first, because the weights were taken over from another trial.
+    `emit` gets each row, `keep` each checkpoint's folder; the last checkpoint is made at the leg's end. `after_takeover`
+    makes one first, because the weights were taken over from another trial.
     """
 
     def checkpoint() -> None:
@@ -268,7 +276,7 @@ def run_leg(
             seeds.save(folder)
             keep(folder)
 
-    if fresh:
+    if after_takeover:
         checkpoint()
     if seeds.fresh:
         row = seeds.begin()

@@ -70,7 +70,7 @@ def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObj
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit)
-    ended = (run_in_workers if leg.nested else _run_in_process)(leg, configs, writer)
+    ended = (run_in_workers if leg.has_worker_group else _run_in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
         metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))

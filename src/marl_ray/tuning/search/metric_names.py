@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.evaluation.pass_at_k import values_of_k
 
 UPDATE_METRICS = (
     "policy_loss",
@@ -30,8 +31,8 @@ UPDATE_METRICS = (
 """Metrics of a policy's update, whatever its algorithm, besides its multipliers."""
 CLOCK_METRICS = ("steps", "iteration", "steps_per_second", "time/rollout", "time/update", "time/other")
 """Metrics of every row: progress, speed, and the seconds of an iteration's parts."""
-EVALUATION_METRICS = ("return", "return_low", "return_high", "greedy_return", "episode_length", "cut")
-"""Metrics of every evaluation."""
+INTERVAL_METRICS = ("return_low", "return_high")
+"""Metrics of an evaluation of several starts: the interval of the mean return."""
 BUDGET_METRICS = ("within_budget", "within_budget_105")
 """Metrics of a run with constraints: shares of episodes within 1.00 and 1.05 of all budgets."""
 TEXT_METRICS = ("tokens", "prompt_tokens", "tokens_per_second")
@@ -81,9 +82,10 @@ def metric_names(run: RunConfig) -> Iterator[str]:
     costs = ["episode_cost"] if run.cost_signals == 1 else [f"episode_cost_{k}" for k in range(run.cost_signals)]
     shares = BUDGET_METRICS if run.budgets else ()
     yield from ("return", "episode_length", *costs, *shares, "score")
+    # Episodes that choose nothing, those of `best/`, are all sampled.
+    yield from ("eval/greedy_return", *(("eval/greedy",) if run.has_language_models else ()), "best/steps")
     for prefix in ("eval/", "best/"):
         yield from (f"{prefix}{name}" for name in _evaluation_names(run))
-    yield "best/steps"
     for name in trained:
         prefix = "" if len(trained) == 1 else f"{name}/"
         yield from (f"{prefix}{metric}" for metric in UPDATE_METRICS)
@@ -97,12 +99,15 @@ def metric_names(run: RunConfig) -> Iterator[str]:
 
 
 def _evaluation_names(run: RunConfig) -> Iterator[str]:
-    """Yield the names of an evaluation's metrics."""
-    yield from EVALUATION_METRICS
+    """Yield the names of the metrics of an evaluation's sampled episodes."""
+    starts = run.evaluation.tasks if run.has_language_models else run.evaluation_episodes
+    yield from ("return", "episode_length", *(INTERVAL_METRICS if starts > 1 else ()))
     if len(run.team) > 1:
         yield from (f"return/{name}" for name in run.team)
     if run.budgets:
         yield from (f"episode_cost_{k}" for k in range(len(run.budgets)))
         yield from (f"{share}{end}" for share in BUDGET_METRICS for end in ("", "_certified"))
     if run.has_language_models:
-        yield from ("greedy", *(f"pass_at_{k}" for k in range(1, run.evaluation.samples + 1)))
+        yield from (f"pass_at_{k}" for k in values_of_k(run.evaluation.samples))
+    else:
+        yield "cut"  # the share of truncated episodes

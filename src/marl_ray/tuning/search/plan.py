@@ -159,7 +159,7 @@ class SweepPlan:
         For a search that learns the latter are only the run's own, because asking would change what it suggests.
         """
         yield from (record.values for record in self.records.trials if record.state != "ended")
-        if self.search.learns:
+        if self.search.is_adaptive:
             yield {}
             return
         for number in itertools.count(len(self.records.trials)):
@@ -175,16 +175,16 @@ class SweepPlan:
         """
         return self.scheduler.next_stop(max(record.scores, default=0))
 
-    def note_leg_end(self, number: int, result: JsonMapping | None, died: bool, until: int | None) -> None:
-        """Note that a leg has ended, either with a result, or with its process (`died`), or cut by the budget.
+    def note_leg_end(self, number: int, result: JsonMapping | None, is_lost: bool, until: int | None) -> None:
+        """Note that a leg has ended: with a result, with the loss of its process (`is_lost`), or by the budget.
 
         `until` is the decision point up to which the leg was to run; None for the end of training.
         """
         record = self.records.trials[number]
         self.active.discard(number)
         self.note_progress(number, result or {})
-        status = "lost" if died else "cut"
-        if result is not None and not died:
+        status = "lost" if is_lost else "cut"
+        if result is not None and not is_lost:
             status = result["status"]
         if status == "waiting":
             record.objectives = result["objectives"] if result else None

@@ -29,7 +29,7 @@ CHECKED_CONFIGURATIONS = 32
 class Search(Protocol):
     """A source of configurations. `number` counts them from 0, so that a search can be continued."""
 
-    learns: ClassVar[bool]
+    is_adaptive: ClassVar[bool]
     """True if a configuration depends on what was asked and told before; else it is a function of its number alone."""
 
     def ask(self, number: int) -> Values | None:
@@ -111,7 +111,7 @@ def clip_value(dimension: DimensionConfig, value: float) -> Any:
 class GridSearch(Search):
     """Every combination once."""
 
-    learns = False
+    is_adaptive = False
 
     def __init__(self, config: SweepConfig):
         self.listed = combinations(config)
@@ -128,7 +128,7 @@ class GridSearch(Search):
 class RandomSearch(Search):
     """Independent draws; every draw is tried with every combination of the `grid` keys."""
 
-    learns = False
+    is_adaptive = False
 
     def __init__(self, config: SweepConfig):
         self.config = config
@@ -150,7 +150,7 @@ class TpeSearch(Search):
     suggests what it would have suggested if the same trials had ended before.
     """
 
-    learns = True
+    is_adaptive = True
 
     def __init__(self, config: SweepConfig):
         import optuna

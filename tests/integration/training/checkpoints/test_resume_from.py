@@ -161,8 +161,8 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("cut", "is damaged: weights/__0_0.distcp is missing or has been cut"),
-        ("part", "is damaged: weights/__0_0.distcp is missing or has been cut"),
+        ("cut", "is damaged: weights/__0_0.distcp is missing or has another size"),
+        ("part", "is damaged: weights/__0_0.distcp is missing or has another size"),
         ("metadata", "is damaged: "),
         ("state", "is damaged: "),
         ("manifest", "manifest.json is no manifest: "),

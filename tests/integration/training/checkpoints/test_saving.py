@@ -127,8 +127,8 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run, tmp_path, monk
     with pytest.raises(UnwritableCheckpointError, match=r"now was not written within 0.3 s"):
         run.saver.wait()
     answers.set()
-    assert run.saver.written is not None
-    run.saver.written.result(60)
+    assert run.saver.pending is not None
+    run.saver.pending.result(60)
 
 
 def fails_to_copy_on_one(folder: str) -> list[str]:

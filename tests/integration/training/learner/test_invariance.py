@@ -1,4 +1,4 @@
-"""Gradients do not depend on how a batch is cut into passes, on padding, or on the order of its sequences."""
+"""Gradients do not depend on how a batch is divided into passes, on padding, or on the order of its sequences."""
 
 from dataclasses import fields, replace
 from typing import Any

@@ -122,14 +122,14 @@ def test_actor_critics_too():
             for evaluation in evaluations
         ]
         assert max(differences) < (1e-9 if mixed else 1e-5)
-        assert learner.policy.recomputes == mixed
+        assert learner.policy.must_recompute == mixed
 
 
 def test_a_trust_region_learns_on_the_copy_that_sampled():
     learner, batch = begin(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
     evaluations = record_inputs(learner)
     learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))
-    assert not learner.policy.recomputes
+    assert not learner.policy.must_recompute
     assert (
         float((evaluations[0].log_probs - evaluations[0].old_log_probs).detach()[evaluations[0].mask].abs().max())
         < 1e-5

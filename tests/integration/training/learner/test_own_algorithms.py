@@ -139,7 +139,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
             hyper: Any = Recorder(run.hyper_of("first"))
             mesh = init_device_mesh("cpu", (1,))
             settings = LearnerSettings(
-                name, hyper, constraints=run.constraints, horizon=run.train.horizon, by_episode=True
+                name, hyper, constraints=run.constraints, horizon=run.train.horizon, has_whole_episodes=True
             )
             learner = Learner(model, mesh, settings)
             factor = torch.ones(len(batch.mask) // batch.agents, batch.mask.shape[1])

@@ -1,4 +1,4 @@
-"""Language models learn the same however a batch is cut up, and continue bit for bit. No Ray."""
+"""Language models learn the same however a batch is divided, and continue bit for bit. No Ray."""
 
 import json
 import math
@@ -34,13 +34,13 @@ def needs_of(algorithm: str) -> list[str]:
 @pytest.mark.parametrize("algorithm", LANGUAGE)
 def test_micro_batches_change_nothing(algorithm):
     brief = [*needs_of(algorithm), "train.total_steps=16", "hyper.kl_coef=0.1", "hyper.minibatches=2"]
-    uncut = train_alone(config(*brief))
+    undivided = train_alone(config(*brief))
     parts = train_alone(config(*brief, "train.micro_batch=1"))
-    assert uncut[-1]["grad_norm"] > 0
+    assert undivided[-1]["grad_norm"] > 0
     sweep = {"name": "s", "run": {}, "space": {"hyper.lr": {"choice": [0.1]}}, "search": "tpe", "budget": {"trials": 1}}
-    reported = [{"name": name} for name in uncut[-1]]
+    reported = [{"name": name} for name in undivided[-1]]
     check_metrics(parse_config(SweepConfig, sweep | {"metric": reported}), config(*brief))
-    for a, b in zip(timeless(uncut), timeless(parts), strict=True):
+    for a, b in zip(timeless(undivided), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The learner and the loop: the same update however the batch is cut up, and bit-for-bit resume. No Ray."""
+"""The learner and the loop: the same update however the batch is divided, and bit-for-bit resume. No Ray."""
 
 import json
 import re

@@ -28,7 +28,7 @@ def begin(algorithm: str) -> tuple[Learner, Trajectories]:
 def prepare(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
     shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
-    plan = [minibatches(0, 0, 0, 2, shape, policy.settings.by_episode)]
+    plan = [minibatches(0, 0, 0, 2, shape, policy.settings.has_whole_episodes)]
     return prepare_batch(policy, learner.state, batch, shape, plan, COSTS, None, "here")
 
 

@@ -10,7 +10,7 @@ from waiting import until
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.training.tracking.sinks import WeightsAndBiases, check_sinks, open_sinks
+from marl_ray.training.tracking.sinks import WeightsAndBiases, check_sinks, open_sink
 from marl_ray.training.tracking.system_metrics import SystemMetrics
 
 ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return": 0.75, "loss": 2.0}]
@@ -23,7 +23,7 @@ def config_of(folder: Path | str, *also: str) -> RunConfig:
 
 def test_tensorboard_reads_what_was_logged(tmp_path):
     for rows in (ROWS[:1], ROWS[1:]):  # a run that is resumed writes on
-        sink = open_sinks(config_of(tmp_path, "tensorboard"), "id")["tensorboard"]
+        sink = open_sink(config_of(tmp_path, "tensorboard"), "id", "tensorboard")
         sink.log(rows)
         sink.end("FINISHED")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
@@ -40,7 +40,7 @@ def test_wandb_writes_its_files_without_a_server(tmp_path, monkeypatch):
     (bundle / "bundle.json").write_text("{}")
     config = config_of(tmp_path, "wandb")
     check_sinks(config)
-    sink = open_sinks(config, "0123abc")["wandb"]
+    sink = open_sink(config, "0123abc", "wandb")
     sink.log(ROWS)
     assert isinstance(sink, WeightsAndBiases)
     sink.keep_bundle(bundle, "models:/run/1", "0123")
@@ -72,7 +72,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
 def test_a_sink_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(MarlRayError, match=r"^tracking.also: tensorboard cannot be used: "):
-        open_sinks(config_of(tmp_path, "tensorboard"), "id")
+        open_sink(config_of(tmp_path, "tensorboard"), "id", "tensorboard")
 
 
 def test_the_machine_is_read_now_and_then():

@@ -1,6 +1,7 @@
 """The journal of a run: what workers write, what is left when they start again, and who reads it meanwhile."""
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from toy_runs.runs import config
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files import appended_file as files
 from marl_ray.stored_files.appended_file import appended_file, content_of, parts_of
+from marl_ray.training.journal.deliveries import find_incomplete_sinks
+from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal, write_failure
@@ -26,6 +29,19 @@ LOCAL = fs.LocalFileSystem()
 def away(root: Path) -> fs.FileSystem:
     """A file system that is not the local one, as an object store is not."""
     return fs.SubTreeFileSystem(str(root), LOCAL)
+
+
+class ListSink:
+    """Takes rows into a list."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def log(self, rows):
+        self.rows.extend(rows)
+
+    def end(self, status):
+        pass
 
 
 def row(iteration: int) -> dict[str, Any]:
@@ -216,3 +232,28 @@ def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(tmp_path, 
     follower.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("its workers start again from the checkpoint of iteration 7: worker 0: ConnectionError: lost")
+
+
+def open_files(folder: Path) -> list[str]:
+    """Names of the files below a folder that this process has open."""
+    targets = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    return [target for target in targets if target.startswith(str(folder))]
+
+
+def test_readers_of_a_journal_that_have_ended_leave_no_file_open(tmp_path):
+    run = config(f"storage={tmp_path}", "tracking.progress=false")
+    folder = tmp_path / run.name
+    folder.mkdir()
+    journal = Journal(LOCAL, str(folder))
+    write(journal, None, row(1))
+    journal.close()
+    with RunLog(run) as console:
+        follower = Follower(run, LOCAL, str(folder), console)
+        follower.close()
+    assert find_incomplete_sinks(run, LOCAL, str(folder)) == ["mlflow"]
+    rows = []
+    delivery = Delivery("own", lambda: ListSink(rows), LOCAL, str(folder), lambda line: None)
+    delivery.end("FAILED", lambda sink: None)
+    delivery.thread.join(30)
+    delivery.leave()
+    assert [each["iteration"] for each in rows] == [1] and open_files(tmp_path) == []

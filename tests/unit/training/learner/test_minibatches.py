@@ -35,10 +35,12 @@ def join(parts: Iterable[list[int]]) -> list[int]:
 def test_each_copy_is_in_one_minibatch_which_is_the_same_set_for_any_number_of_workers(copies, count, epoch):
     count = min(count, sum(copies))
     (alone,) = shapes([sum(copies)])
-    expected = [sorted(copies_of(part, alone)) for part in minibatches(1, 2, epoch, count, alone, by_copy=True)]
+    expected = [
+        sorted(copies_of(part, alone)) for part in minibatches(1, 2, epoch, count, alone, has_whole_episodes=True)
+    ]
     assert join(expected) == list(range(sum(copies)))
     workers = shapes(copies)
-    divided = [minibatches(1, 2, epoch, count, shape, by_copy=True) for shape in workers]
+    divided = [minibatches(1, 2, epoch, count, shape, has_whole_episodes=True) for shape in workers]
     for number, parts in enumerate(zip(*divided, strict=True)):
         held = [copies_of(part, shape) for part, shape in zip(parts, workers, strict=True)]
         assert join(held) == expected[number]
@@ -49,7 +51,7 @@ def test_each_copy_is_in_one_minibatch_which_is_the_same_set_for_any_number_of_w
 @given(copies=COPIES, steps=st.integers(1, 9), count=st.integers(1, 9))
 def test_each_time_is_in_one_minibatch_which_all_workers_share(copies, steps, count):
     count = min(count, steps)
-    divided = [minibatches(1, 2, 0, count, shape, by_copy=False) for shape in shapes(copies, steps)]
+    divided = [minibatches(1, 2, 0, count, shape, has_whole_episodes=False) for shape in shapes(copies, steps)]
     if count == 1:
         assert divided == [[whole_batch(shape)] for shape in shapes(copies, steps)]
         return
@@ -63,7 +65,7 @@ def test_each_time_is_in_one_minibatch_which_all_workers_share(copies, steps, co
 def test_each_copy_of_a_minibatch_is_in_one_micro_batch_and_workers_take_equally_many(copies, size, data):
     joint = data.draw(st.sampled_from([number for number in (1, 2) if len(copies) % number == 0]))
     workers = shapes(copies, joint=joint)
-    selections = [minibatches(1, 2, 0, min(2, sum(copies)), shape, by_copy=True)[0] for shape in workers]
+    selections = [minibatches(1, 2, 0, min(2, sum(copies)), shape, has_whole_episodes=True)[0] for shape in workers]
     lengths = [torch.tensor(data.draw(st.permutations(range(shape.copies))), dtype=torch.long) for shape in workers]
     passes = [
         list(micro_batches(selection, shape, size, order))
@@ -90,4 +92,4 @@ def test_a_selection_takes_the_rows_of_all_agents_of_its_copies():
     assert selection.take(rows, agents=2).tolist() == [[20], [23], [8], [11]]
     mask = torch.ones(8, 3, dtype=torch.bool)
     assert selection.decisions(mask, agents=2).all()
-    assert not Selection(torch.tensor([0]), None, 2, stands_in=True).decisions(mask, agents=2).any()
+    assert not Selection(torch.tensor([0]), None, 2, is_stand_in=True).decisions(mask, agents=2).any()

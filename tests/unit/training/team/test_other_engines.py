@@ -31,7 +31,7 @@ def prepare(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
     batch = batch_of(run, team)
     rows = batch.trajectories["speaker"]
     rows = replace(rows, log_probs=rows.log_probs + shift)
-    policy = replace(learner.policy, settings=replace(learner.policy.settings, other_engine=True))
+    policy = replace(learner.policy, settings=replace(learner.policy.settings, has_other_engine=True))
     shape = Shape(1, rows.mask.shape[1], 0, policy.family.copy_bounds(rows, 1))
     plan = [minibatches(0, 0, 0, 1, shape, True)]
     ready, _, metrics = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
@@ -43,7 +43,7 @@ def test_the_gap_is_measured_and_the_learners_own_log_probs_are_the_old_ones():
     assert metrics["engine/log_prob_gap"] == pytest.approx(0.25, abs=1e-5)
     difference = (ready.behaviour_log_probs - ready.old.log_probs)[ready.mask]
     assert torch.allclose(difference, torch.tensor(0.25), atol=1e-5)
-    assert ready.recomputed and ready.importance is None
+    assert ready.importance is None
 
 
 def test_where_it_samples_in_fewer_digits_its_tokens_are_weighed_up_to_a_bound():

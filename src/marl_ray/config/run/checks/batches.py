@@ -4,7 +4,7 @@ from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:
-    """Raise ValueError if a batch cannot be gathered or cut up as `train` and the hyper-parameters say."""
+    """Raise ValueError if a batch cannot be gathered or divided as `train` and the hyper-parameters say."""
     _check_copies(config)
     _check_branches(config)
     for name in config.trained_policies:

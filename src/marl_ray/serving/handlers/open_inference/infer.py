@@ -8,7 +8,6 @@ import orjson
 
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import consists_of
-from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.serving.handlers.acting.act import answer_act
 from marl_ray.serving.handlers.open_inference.models import (
     ACTION_SUFFIX,
@@ -22,6 +21,7 @@ from marl_ray.serving.handlers.open_inference.models import (
 )
 from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.service import Service
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
 MASK_SUFFIX = ".action_mask"

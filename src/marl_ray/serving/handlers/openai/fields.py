@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.policies.bundles.manifest import DIGEST_DIGITS
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_text
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
@@ -20,6 +19,7 @@ from marl_ray.serving.http.messages import Request, RequestError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service
+from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 COMMON_FIELDS = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"} | {
     "presence_penalty", "frequency_penalty",

@@ -26,7 +26,7 @@ def reason_for_torch(policy: TrainedPolicy) -> str:
         "its algorithm has another loss than PPO": algorithm.policy_loss is not ppo_loss
         or algorithm.value_loss is not ppo_value_loss
         or algorithm.spec.critic_first,
-        "its old outputs are computed again": policy.recomputes or not policy.samples_alike,
+        "its old outputs are computed again": policy.must_recompute or not policy.has_equal_copies,
         f"hyper.optimizer is {hyper.optimizer}": hyper.optimizer != "adamw",
         f"hyper.aggregation is {hyper.aggregation}": hyper.aggregation != "token-mean",
         "hyper.kl_coef is above 0": bool(hyper.kl_coef),

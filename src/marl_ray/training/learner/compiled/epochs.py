@@ -91,8 +91,8 @@ class CompiledBatch:
         """Write this worker's gradient of network `k`, the actor or the critic, and add its metrics to `sums` (5,)."""
         terms = self.terms._replace(decisions=max(float(decisions), 1.0))
         inputs = self.inputs[k]
-        by_row = sort_by_row(minibatch, inputs.numbers, max(len(inputs.rows), len(inputs.codes)))
-        arguments = inputs, self.allowed, by_row, self.data, terms
+        row_order = sort_by_row(minibatch, inputs.numbers, max(len(inputs.rows), len(inputs.codes)))
+        arguments = inputs, self.allowed, row_order, self.data, terms
         network_gradient(weights, self.networks[k], k == 1, *arguments, gradient, sums)
 
 

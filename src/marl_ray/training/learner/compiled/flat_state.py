@@ -17,9 +17,9 @@ class FlatState:
     """Rows (weights,) in the order of the model's parameters: the actor's, then the critic's."""
 
     weights: np.ndarray
-    first: np.ndarray
+    first_moments: np.ndarray
     """Running means of the gradient."""
-    second: np.ndarray
+    second_moments: np.ndarray
     """Running means of its square."""
     rates: np.ndarray
     """The learning rate of each weight."""

@@ -28,7 +28,7 @@ class EncodedInputs(NamedTuple):
 
 
 def set_up(
-    model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
+    model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool, engine_has_weights: bool
 ) -> PolicyModels:
     """Shard a copy of `model` for training; `model` itself becomes the rollout copy."""
     device = torch.device(mesh.device_type)

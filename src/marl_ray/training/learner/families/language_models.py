@@ -26,7 +26,7 @@ from marl_ray.trajectories import Trajectories
 
 
 def set_up(
-    model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
+    model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool, engine_has_weights: bool
 ) -> PolicyModels:
     """Shard `model`, which becomes the trained policy.
 
@@ -41,7 +41,7 @@ def set_up(
             shard(fixed, mesh, mixed_precision)
     device = torch.device(mesh.device_type)
     move_to_device(model, device)
-    empty = sampled_elsewhere and model.unread is not None
+    empty = engine_has_weights and model.unread is not None
     rollout = empty_copy(model, device) if empty else plain_copy(model, device)
     shard(model, mesh, mixed_precision)
     return PolicyModels(model, rollout, fixed)

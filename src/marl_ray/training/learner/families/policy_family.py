@@ -19,11 +19,11 @@ class PolicyFamily(Protocol):
     """The functions of a family's module. `model` is a trained or a reference module of it."""
 
     def set_up(
-        self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
+        self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool, engine_has_weights: bool
     ) -> PolicyModels:
         """Take over `model`, which has the same weights on every worker.
 
-        With `sampled_elsewhere` the rollout copy may be without weights.
+        With `engine_has_weights` the rollout copy may be without weights.
         """
 
     def begin_pass(self, model: Any, last: bool) -> None:

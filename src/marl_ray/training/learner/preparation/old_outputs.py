@@ -23,7 +23,7 @@ def take_old_outputs(
     shape: Shape,
     minibatch_plan: list[list[Selection]],
 ) -> OldOutputs:
-    """Take the outputs that the rollout recorded, or evaluate the batch again where `policy.recomputes`.
+    """Take the outputs that the rollout recorded, or evaluate the batch again where `policy.must_recompute`.
 
     `state` holds the normalisers with which the batch was gathered. The critics' outputs are in units of these.
     """
@@ -31,10 +31,10 @@ def take_old_outputs(
     values = state.value_norm.normalize(batch.values)
     cost_values = normalize(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
     # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
-    needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
-    if not policy.recomputes or not (sum(map(len, minibatch_plan)) > 1 or needed):
+    needed = policy.importance_cap is not None or policy.settings.has_other_engine or hyper.kl_coef
+    if not policy.must_recompute or not (sum(map(len, minibatch_plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
-    needs_all = hyper.kl_coef or policy.estimates_values
+    needs_all = hyper.kl_coef or policy.must_estimate_values
     outputs = score_all(policy, inputs, batch, batch.mask if needs_all else mask, shape, minibatch_plan[0])
     return OldOutputs(
         outputs.log_probs,
@@ -79,6 +79,6 @@ def estimate_divergence(
     if not hyper.kl_coef or reference is None:
         return torch.zeros_like(old_log_probs)
     log_probs = old_log_probs
-    if policy.settings.learns_from_served:  # the old log-probabilities are those of the policies that wrote the batch
+    if policy.settings.is_off_policy:  # the old log-probabilities are those of the policies that wrote the batch
         log_probs = score_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
     return kl_estimate(log_probs, reference, hyper.kl_estimator)

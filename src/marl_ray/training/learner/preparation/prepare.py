@@ -48,7 +48,7 @@ def prepare_batch(
     mask, left_out = split_rows(policy, batch)
     inputs = policy.family.encode_inputs(policy.model, batch) if encode else None
     old = take_old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
-    if policy.estimates_values:
+    if policy.must_estimate_values:
         batch = _add_values(policy, state, batch, old)
     reference = reference_log_probs(policy, batch, shape, minibatch_plan[0])
     divergence = estimate_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
@@ -80,7 +80,6 @@ def prepare_batch(
         returns=None if estimates.targets is None else moved_state.value_norm.normalize(estimates.targets),
         cost_returns=normalize(moved_state.cost_norms, estimates.cost_targets) if policy.budgets else None,
         old=old,
-        recomputed=policy.recomputes,
         importance=None if cap is None else truncated_importance(old.log_probs, batch.log_probs, cap),
         reference=reference,
         costs=costs,

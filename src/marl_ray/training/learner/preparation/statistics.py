@@ -53,7 +53,7 @@ def sum_batch(
         "batch": count_tokens_and_sequences(mask),
         "left_out": left_out.sum().double(),
     }
-    if policy.settings.other_engine:
+    if policy.settings.has_other_engine:
         sums["engine_gap"] = moments((old.log_probs - batch.log_probs).abs(), mask)
     return sum_each_over_workers(sums)
 
@@ -72,7 +72,7 @@ def batch_metrics(
     metrics: dict[str, float] = {}
     if policy.hyper.kl_coef:
         metrics["reference_kl"] = _mean(sums["divergence"])
-    if policy.settings.other_engine:
+    if policy.settings.has_other_engine:
         metrics["engine/log_prob_gap"] = _mean(sums["engine_gap"])
     if policy.algorithm.spec.groups and batch.prompts is not None:
         rows = float(sums["left_out"]) + float(sums["batch"][1])

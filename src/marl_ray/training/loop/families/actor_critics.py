@@ -1,6 +1,7 @@
 """The family of runs of actor-critics; `RunFamily` documents the functions."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 
 from pettingzoo import ParallelEnv
 
@@ -45,8 +46,13 @@ def make_collector(
     data: object,
 ) -> Collector:
     """Return the collector of compiled or batched environments."""
-    envs = make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints)
-    return Collector(env, envs, agents, copies, plan, config.seed, config.cost_signals, state)
+    with ExitStack() as unfinished:  # closes the copies where the collector cannot be made
+        envs = unfinished.enter_context(
+            closing(make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints))
+        )
+        collector = Collector(env, envs, agents, copies, plan, config.seed, config.cost_signals, state)
+        unfinished.pop_all()
+    return collector
 
 
 def starts_player(

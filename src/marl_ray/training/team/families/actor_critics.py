@@ -45,7 +45,7 @@ class ActorCriticTeam(Team):
 
         The result is empty for all other policies.
         """
-        if name not in self.learners or not self.learners[name].compiled:
+        if name not in self.learners or not self.learners[name].is_compiled:
             return ()
         model = cast(ActorCritic, self.models[name])
         return tuple(CompiledNetwork(network) for network in (model.actor, *model.critics))
@@ -122,7 +122,7 @@ def horizon(config: RunConfig, name: str) -> int:
     return config.train.horizon
 
 
-def sampled_elsewhere(config: RunConfig, name: str) -> bool:
+def engine_has_weights(config: RunConfig, name: str) -> bool:
     """Return False, because every worker samples by its own copy."""
     return False
 

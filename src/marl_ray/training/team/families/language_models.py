@@ -1,6 +1,7 @@
 """Teams of language models; `TeamFamily` documents the functions."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,7 +145,7 @@ def horizon(config: RunConfig, name: str) -> int:
     return config.team[name].generation.max_tokens
 
 
-def sampled_elsewhere(config: RunConfig, name: str) -> bool:
+def engine_has_weights(config: RunConfig, name: str) -> bool:
     """Return False where the run plays nothing, because no engine is started then."""
     return config.data is None and has_weights(config.team[name].generation)
 
@@ -173,9 +174,12 @@ def assemble(
         else:
             frozen = cast(TokenPolicy, model)
             move_to_device(frozen, device)
-            empty = sampled_elsewhere(config, name) and frozen.unread is not None
+            empty = engine_has_weights(config, name) and frozen.unread is not None
             sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
     for name, rows in measure_pass_limits(learners).items():
         learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
-    return LanguageTeam(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
+    with ExitStack() as unfinished:  # closes the first engines where a later one cannot be made
+        engines = {name: unfinished.enter_context(closing(make(name, model))) for name, model in sampling.items()}
+        unfinished.pop_all()
+    return LanguageTeam(agents, sampling, learners, engines)

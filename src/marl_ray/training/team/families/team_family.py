@@ -31,7 +31,7 @@ class TeamFamily(Protocol):
     def horizon(self, config: RunConfig, name: str) -> int:
         """Return the greatest number of steps of a policy's sequences."""
 
-    def sampled_elsewhere(self, config: RunConfig, name: str) -> bool:
+    def engine_has_weights(self, config: RunConfig, name: str) -> bool:
         """Return True if the engine that samples from a policy has the weights itself.
 
         Then no worker needs a copy that samples.

@@ -68,7 +68,7 @@ def train(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list[
             patch.setattr(policy_update, "reason_for_torch", lambda policy: "it is the reference")
         run = Run(config, torch.device("cpu"))
         rows = [run.step() for _ in range(iterations)]
-        assert [learner.compiled for learner in run.team.learners.values()] == [compiled]
+        assert [learner.is_compiled for learner in run.team.learners.values()] == [compiled]
         weights = [parameter.numpy().copy() for parameter in run.team.models["all"].parameters()]
         run.close()
     return rows, weights
@@ -131,7 +131,7 @@ def test_other_updates_stay_with_torch_and_one_line_says_why(override, why):
     config, lines = short("ppo", *env, override), list[str]()
     with process_group():
         run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
-        assert [learner.compiled for learner in run.team.learners.values()] == [False]
+        assert [learner.is_compiled for learner in run.team.learners.values()] == [False]
         run.step()
         run.close()
     assert lines == [f"policy 'all': torch takes its gradient steps, because {why}"]
@@ -148,7 +148,7 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
                 patch.setattr(policy_update, "reason_for_torch", lambda policy: "it is the reference")
             run = Run(config, torch.device("cpu"))
             metrics = [run.step() for _ in range(3)]
-            assert [learner.compiled for learner in run.team.learners.values()] == [compiled] * 2
+            assert [learner.is_compiled for learner in run.team.learners.values()] == [compiled] * 2
             run.close()
         return metrics
 
@@ -159,13 +159,13 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
 def test_torch_takes_the_steps_of_a_policy_whose_settings_no_longer_have_compiled_code():
     with process_group():
         learner = team_of(config_of(CASES["plain"])).learners["all"]
-        assert learner.compiled
+        assert learner.is_compiled
         settings = learner.policy.settings
         token_sum = settings.hyper.model_copy(update={"aggregation": "token-sum"})
         learner.policy = replace(learner.policy, settings=replace(settings, hyper=token_sum))
         assert learner.reason_for_torch == "hyper.aggregation is token-sum"
         learner.policy = replace(learner.policy, settings=settings)
-        assert learner.compiled
+        assert learner.is_compiled
 
 
 def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
@@ -175,13 +175,13 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
         monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
         run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
         rows = [run.step() for _ in range(2)]
-        assert not run.team.learners["all"].compiled
+        assert not run.team.learners["all"].is_compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
         plain = run.team.learners["all"].to_plain()
         run.close()
         monkeypatch.undo()
         resumed = team_of(config).learners["all"]
-        assert resumed.compiled
+        assert resumed.is_compiled
         resumed.load_state(plain)
         assert resumed.reason_for_torch == plain["refused"]
         branch = team_of(config_of(CASES["plain"] | {"hyper": {"kl_coef": 0.1}})).learners["all"]

@@ -1,0 +1,81 @@
+"""The names of metrics by which a sweep is judged: those that no run reports are refused before anything trains."""
+
+import pytest
+
+from marl_ray.config import parse_config
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.tuning.search.metric_names import unchecked_metrics
+from marl_ray.tuning.search.spaces import check_space
+
+
+def sweep_by(metric, **run):
+    keys = {"name": "s", "run": {"env": {"id": "budget_dag"}, **run}, "space": {"hyper.lr": {"grid": [1.0e-4]}}}
+    return parse_config(SweepConfig, keys | {"metric": metric})
+
+
+TEXTS = {
+    "algorithm": "reinforce_pp",
+    "env": {"id": "math"},
+    "team": {"solver": {"model": {"preset": "tiny-0.2m"}}},
+    "evaluation": {"every": 1, "samples": 6},
+}
+TWO = {"team": {"one": {"agents": ["worker_0"]}, "two": {"agents": ["worker_1"]}}}
+
+
+@pytest.mark.parametrize(
+    ("metric", "run", "meant"),
+    [
+        ("eval/retrun", {}, "'eval/retrun'; did you mean eval/return or"),
+        ("retrun", {}, "'retrun'; did you mean return or"),
+        ("entropy", TWO, "'entropy'; did you mean two/entropy or one/entropy?"),
+        ("eval/return/thre", TWO, "'eval/return/thre'; did you mean eval/return/"),
+        ("within_budget", {}, "'within_budget'; "),
+        ("solver/rewrd", {}, "'solver/rewrd'; "),
+        ("best/greedy_return", {}, "'best/greedy_return'; "),  # episodes that choose nothing are all sampled
+        ("best/greedy", TEXTS, "'best/greedy'; "),
+        ("eval/cut", TEXTS, "'eval/cut'; "),
+        ("eval/pass_at_3", TEXTS, "'eval/pass_at_3'; "),
+        ("eval/return_low", {"evaluation": {"episodes": 1}}, "'eval/return_low'; "),
+    ],
+)
+def test_a_metric_that_no_run_reports_is_refused_with_those_that_are_close(metric, run, meant):
+    with pytest.raises(MarlRayError) as refused:
+        check_space(sweep_by(metric, **run))
+    assert str(refused.value).startswith(f"metric: no run reports {meant}")
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "eval/return",
+        "score",
+        "two/entropy",
+        "eval/return/one",
+        "env/won",
+        "best/env/won",
+        "eval/greedy_return",
+        "best/cut",
+    ],
+)
+def test_a_metric_that_a_run_may_report_is_accepted(metric):
+    check_space(sweep_by(metric, **TWO))
+    assert unchecked_metrics(sweep_by(metric)) == [metric] * ("env/" in metric)
+
+
+@pytest.mark.parametrize(
+    "metric", ["eval/greedy", *(f"{part}/pass_at_{k}" for part in ("eval", "best") for k in (1, 2, 4, 6))]
+)
+def test_a_metric_that_a_run_of_texts_may_report_is_accepted(metric):
+    check_space(sweep_by(metric, **TEXTS))
+
+
+def test_a_benchmark_that_judges_a_sweep_must_be_measured():
+    run = {"name": "r", "algorithm": "reinforce_pp", "env": {"id": "math"}}
+    run |= {"team": {"solver": {"model": {"preset": "tiny-0.2m"}}}, "evaluation": {"benchmarks": ["humaneval"]}}
+    keys = {"name": "s", "run": run, "space": {"hyper.lr": {"grid": [1.0e-4]}}, "seeds": 1}
+    check_space(parse_config(SweepConfig, keys | {"metric": "benchmark/humaneval/pass_at_1"}))
+    with pytest.raises(
+        MarlRayError, match=r"metric: benchmark/math/pass_at_1 needs an entry of run.evaluation.benchmarks"
+    ):
+        check_space(parse_config(SweepConfig, keys | {"metric": "benchmark/math/pass_at_1"}))
