@@ -373,9 +373,8 @@ def _replace_attribute(module: Any, name: str, value: object) -> Iterator[None]:
 def listen_on_node_address() -> None:
     """Make the Serve replica that this process is listen on its node's address alone. Call it in the constructor.
 
-    Serve opens a server in each replica, after the constructor, that unpickles what it receives and asks for no token.
-    The server is there on all interfaces, though Serve's own processes reach it by the node's address, and no option
-    changes that.
+    After the constructor, Serve opens a server in each replica that unpickles what it receives and asks for no token. The
+    server listens on all interfaces, though Serve's own processes use the node's address, and no option changes that.
     """
     import ray
     from ray.serve._private import replica as serve_replica

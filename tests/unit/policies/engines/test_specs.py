@@ -78,7 +78,7 @@ def test_an_engine_with_a_server_writes_an_arms_responses(tmp_path):
     arm = TextBatcher(load_bundle(bundle), 4, 60.0, PLAIN)
     try:
         with pytest.raises(FieldError, match=f"engine={PLAIN} writes no JSON on demand"):
-            arm.model("writer").guide(TextRequest("writer", "hello", 5, json_object=True))
+            arm.model("writer").guide(TextRequest("writer", "hello", 5, is_json_object=True))
         with pytest.raises(FieldError, match=f"engine={PLAIN} takes neither biases nor penalties"):
             arm.model("writer").check_bias(TextRequest("writer", "hello", 5, bias=LogitBias(((1, 2.0),))))
     finally:
