@@ -123,7 +123,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "        try:\n"
             "            raise KeyError('caught below')\n"
             "        except KeyError as error:\n"
-            "            raise json.JSONDecodeError from error\n\n"
+            "            raise errors.MarlRayError from error\n\n"
             "    def write(self):\n"
             '        """Write the rows. Raises OSError if the disk is full."""\n'
             "        raise OSError\n\n"
@@ -196,7 +196,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:17: expected a docstring that says when choose returns None",
         "src/marl_ray/texts.py:31: the name save_problem stands for a benchmark's exercise, expected a failure's own word",
         "src/marl_ray/training/store.py:4: expected a docstring that says when __init__ raises OSError",
-        "src/marl_ray/training/store.py:8: expected a docstring that says when read raises JSONDecodeError",
+        "src/marl_ray/training/store.py:8: expected a docstring that says when read raises MarlRayError",
         "src/marl_ray/training/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's "
         "of json_types.py, or object for what is passed on or checked",
         "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",

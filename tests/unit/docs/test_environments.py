@@ -7,7 +7,7 @@ from docs.pages import PAGES, blocks
 
 from marl_ray.conformance.extensions.environment import check
 
-CLASS = re.compile(r"^class (\w+)\((?:\w+\.)?(?:ParallelEnv|AECEnv|TextEnv|Env)\):", re.MULTILINE)
+CLASS = re.compile(r"^class (\w+)\((?:\w+\.)?(?:ParallelEnv|AECEnv|TextEnv|Env)(?:\[.*\])?\):", re.MULTILINE)
 SHOWN = [block for page in PAGES for block in blocks(page) if CLASS.search(block.text)]
 
 

@@ -70,7 +70,8 @@ def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
 )
 def test_nothing_to_aggregate_is_an_error(groups, weights):
     with pytest.raises(
-        MarlRayError, match=r"^aggregate: expected evaluations with problems, and weights that add up to more than 0$"
+        MarlRayError,
+        match=r"^aggregate: expected evaluations with problems, and finite weights that add up to more than 0$",
     ):
         problem_bootstrap(groups, weights)
 
