@@ -8,7 +8,7 @@ from functools import partial
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import experiments, outcomes, ui, upkeep
-from marl_ray.serving.handlers.acting import act, assign
+from marl_ray.serving.handlers.actions import act, assign
 from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as open_inference_models

@@ -19,9 +19,9 @@ from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving.holding import loaded_bundles
-from marl_ray.serving.holding.loaded_bundles import check_configured
-from marl_ray.serving.holding.needed_arms import arms_to_hold
+from marl_ray.serving.loaded_arms import loaded_bundles
+from marl_ray.serving.loaded_arms.loaded_bundles import check_configured
+from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 
