@@ -286,8 +286,8 @@ def _cases() -> dict[str, Missing]:
         slow = 20 * times, 20.0
         name = f"ones {times:g} times as late as the control's"
         cases[f"{name}, all within the window"] = Missing(Arm(1, 1), Arm(1, 1), as_they_come=slow)
-        cut = Arm(late(0.5 * times), 1), Arm(late(0.5), 1)
-        cases[f"{name}, beyond the window in part"] = Missing(*cut)
+        late_arms = Arm(late(0.5 * times), 1), Arm(late(0.5), 1)
+        cases[f"{name}, beyond the window in part"] = Missing(*late_arms)
     for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
         both, block = Arm(share, share), round(10 / share)
         cases[f"{share:.0%} report"] = Missing(both, both, block)
