@@ -157,8 +157,8 @@ def raw_steps_per_second(package: bool, seconds: float) -> float:
     for limit in (seconds / 10, seconds):  # the first is a warm-up
         steps, started = 0, time.perf_counter()
         while time.perf_counter() - started < limit:
-            *_, ended, cut, _ = env.step(dict(zip(agents, actions[steps % 4096], strict=True)))
-            if all(ended.values()) or all(cut.values()):
+            *_, terminated, truncated, _ = env.step(dict(zip(agents, actions[steps % 4096], strict=True)))
+            if all(terminated.values()) or all(truncated.values()):
                 env.reset()
             steps += 1
     return steps / (time.perf_counter() - started)

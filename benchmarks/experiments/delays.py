@@ -22,7 +22,7 @@ from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion
-from marl_ray.serving.rollout_decisions.questions import PROMOTION, Measure, TestRules, ask, outcome_of
+from marl_ray.serving.rollout_decisions.questions import PROMOTION, Measure, QuestionRules, outcome_of, run_test
 from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL
 
 PLAN = RolloutPlan("c", {"c": 1.0, "t": 1.0})
@@ -81,8 +81,8 @@ def look(arms: dict[str, Arm], units: int) -> Look:
 
 def promotes(arms: dict[str, Arm], measure: Measure, units: int) -> bool:
     """Return True if the gateway promotes at this look."""
-    rules = TestRules(alpha=CONFIG.alpha, min_outcomes=CONFIG.min_outcomes, excludes_missing=True)
-    return ask(PROMOTION, look(arms, units), measure, "t", PLAN, **rules).test.proven
+    rules = QuestionRules(alpha=CONFIG.alpha, min_outcomes=CONFIG.min_outcomes, excludes_missing=True)
+    return run_test(PROMOTION, look(arms, units), measure, "t", PLAN, **rules).test.proven
 
 
 def promotes_at_extremes(arms: dict[str, Arm], measure: Measure, units: int) -> bool:

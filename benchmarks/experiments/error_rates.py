@@ -42,7 +42,7 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Summary, tune_rho
 from marl_ray.experiments.statistics.sequential import BORROWED_WEIGHT, PROMOTION_CAUTION
-from marl_ray.serving.rollout_decisions.questions import Measure, ask
+from marl_ray.serving.rollout_decisions.questions import Measure, run_test
 
 ALPHA, FIRST = 0.05, 50
 """Error of each test, and `min_outcomes`."""
@@ -85,7 +85,7 @@ def log_evidence(
 ) -> np.ndarray:
     """Return ln E of `judge_harm` (sign -1) or `judge_promotion` (sign 1) at every look.
 
-    It is -inf before the first allowed look. Where all outcomes are 0 or 1, the test of such is asked too, unless it is
+    It is -inf before the first allowed look. Where all outcomes are 0 or 1, the test of such is run too, unless it is
     to be `plain`.
     """
     evidence = _log_evidence(looks, margin, sign, binary, alpha)
@@ -119,7 +119,7 @@ def check(looks: Looks, margin: float, binary: bool) -> None:
             mean_t, mean_c, var_t, var_c = (float(part[at]) for part in parts)
             arms = {"t": Summary(int(n_t[at]), mean_t, var_t), "c": Summary(int(n_c[at]), mean_c, var_c)}
             look = Look({"outcome": arms}, {"outcome": {1: arms}})
-            test = ask(sign, look, measure, "t", plan, alpha=ALPHA, min_outcomes=FIRST).test
+            test = run_test(sign, look, measure, "t", plan, alpha=ALPHA, min_outcomes=FIRST).test
             if np.isfinite(evidence[at]):
                 log_e = math.log(test.e_value)
                 # Far below 0 both are approximations.

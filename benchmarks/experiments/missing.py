@@ -18,7 +18,7 @@ from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm
-from marl_ray.serving.rollout_decisions.questions import Measure, ask
+from marl_ray.serving.rollout_decisions.questions import Measure, run_test
 
 LOOKS = 200
 """Looks at an experiment."""
@@ -125,7 +125,7 @@ def reports_of(arms: Sequence[Seen]) -> Looks:
 
 
 def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) -> np.ndarray:
-    """Return ln E at every look, as `questions.ask` has it.
+    """Return ln E at every look, as `questions.run_test` has it.
 
     It is of all units where what is missing has a value, else at both ends of what has been reported, the margin being
     a part of what the treatment's units report.
@@ -137,7 +137,7 @@ def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) ->
     high = np.where(arms[0].ones + arms[1].ones > 0, 1.0, 0.0)
     ends = np.minimum(low, low + margin), np.maximum(high, high + margin)
     log_e = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
-    # All of them are 0 or 1, so the test of such is asked too; before both have come nothing is proven.
+    # All of them are 0 or 1, so the test of such is run too; before both have come nothing is proven.
     shift = margin * (arms[0].ones + arms[0].zeros) / arms[0].judged
     events = np.minimum(*(evidence(looks_of(arms, 0.0, end), shift, sign, True) for end in (0.0, 1.0)))
     log_e = np.where(low < high, np.minimum(log_e, events), -np.inf)
@@ -162,7 +162,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
     look = look_at(Totals(exposed, judged, values), LookSettings(), 0.0)
     plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
-    answer = ask(sign, look, measure, "t", plan, alpha=0.05, min_outcomes=MIN_OUTCOMES, excludes_missing=True)
+    answer = run_test(sign, look, measure, "t", plan, alpha=0.05, min_outcomes=MIN_OUTCOMES, excludes_missing=True)
     test = answer.test
     if math.isfinite(log_e):
         exact = math.log(test.e_value)
@@ -286,8 +286,8 @@ def _cases() -> dict[str, Missing]:
         slow = 20 * times, 20.0
         name = f"ones {times:g} times as late as the control's"
         cases[f"{name}, all within the window"] = Missing(Arm(1, 1), Arm(1, 1), as_they_come=slow)
-        cut = Arm(late(0.5 * times), 1), Arm(late(0.5), 1)
-        cases[f"{name}, beyond the window in part"] = Missing(*cut)
+        late_arms = Arm(late(0.5 * times), 1), Arm(late(0.5), 1)
+        cases[f"{name}, beyond the window in part"] = Missing(*late_arms)
     for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
         both, block = Arm(share, share), round(10 / share)
         cases[f"{share:.0%} report"] = Missing(both, both, block)

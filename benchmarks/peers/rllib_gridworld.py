@@ -69,8 +69,9 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
         def step(self, actions: dict[Any, Any]) -> tuple[Any, ...]:
             # MultiGrid compares actions with an enumeration, which is much faster with Python integers.
             chosen = {i: int(actions[a]) for i, a in enumerate(self.names)}
-            observations, rewards, ended, cut, _ = self.env.step(chosen)
-            over, late = bool(ended[0]), bool(cut[0]) and not ended[0]  # both agents' episodes end together
+            observations, rewards, terminated, truncated, _ = self.env.step(chosen)
+            # Both agents' episodes end together.
+            over, late = bool(terminated[0]), bool(truncated[0]) and not terminated[0]
             gained = {a: float(rewards[i]) for i, a in enumerate(self.names)}
             every = [*self.names, "__all__"]
             return self._observe(observations), gained, dict.fromkeys(every, over), dict.fromkeys(every, late), {}
@@ -96,9 +97,9 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
             return self._observe(self.env.reset(seed=seed)[0]), {}
 
         def step(self, actions: dict[Any, Any]) -> tuple[Any, ...]:
-            observations, gained, ended, cut, _ = self.env.step({a: int(x) for a, x in actions.items()})
-            over = all(ended.values())
-            late = all(cut.values()) and not over
+            observations, gained, terminated, truncated, _ = self.env.step({a: int(x) for a, x in actions.items()})
+            over = all(terminated.values())
+            late = all(truncated.values()) and not over
             every = [*self.names, "__all__"]
             return self._observe(observations), gained, dict.fromkeys(every, over), dict.fromkeys(every, late), {}
 
@@ -213,8 +214,8 @@ def raw_steps_per_second(options: argparse.Namespace, seconds: float = 3.0) -> f
     for warm in (True, False):
         steps, started = 0, time.perf_counter()
         while time.perf_counter() - started < (0.3 if warm else seconds):
-            *_, ended, cut, _ = env.step(dict(zip(env.possible_agents, actions[steps % 4096], strict=True)))
-            if ended["__all__"] or cut["__all__"]:
+            *_, terminated, truncated, _ = env.step(dict(zip(env.possible_agents, actions[steps % 4096], strict=True)))
+            if terminated["__all__"] or truncated["__all__"]:
                 env.reset()
             steps += 1
     return steps / (time.perf_counter() - started)

@@ -100,7 +100,7 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
     clock = Stopwatch()
     sweep.mlflow_runs.close("finished")
     sweep.mlflow_runs = NoTracker(sweep.mlflow_runs.parent.uri)  # type: ignore[assignment]
-    clock.watch(sweep.plan.search, "search", "ask", "tell")
+    clock.watch(sweep.plan.search, "search", "propose", "tell")
     clock.watch(sweep.plan.scheduler, "scheduler", "decide")
     clock.watch(sweep, "legs", "next_leg")
     clock.watch(sweep.needs, "legs", "check")

@@ -80,8 +80,8 @@ def write_observations(path: Path) -> Path:
     noise, lines = np.random.default_rng(0), []
     for _ in range(OBSERVATIONS):
         lines.append(json.dumps({agent: row.tolist() for agent, row in seen.items()}, separators=(",", ":")))
-        seen, _, ended, cut, _ = env.step({agent: int(noise.integers(3)) for agent in env.possible_agents})
-        if all(ended.values()) or all(cut.values()):
+        seen, _, terminated, truncated, _ = env.step({agent: int(noise.integers(3)) for agent in env.possible_agents})
+        if all(terminated.values()) or all(truncated.values()):
             seen, _ = env.reset()
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -145,5 +145,5 @@ class ArmLoad:
 
 def milliseconds(times: list[float]) -> dict[str, float]:
     """Return count, median and 99th percentile of seconds."""
-    cuts = statistics.quantiles(times, n=100, method="inclusive")
-    return {"requests": len(times), "p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * cuts[98]}
+    percentiles = statistics.quantiles(times, n=100, method="inclusive")
+    return {"requests": len(times), "p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * percentiles[98]}

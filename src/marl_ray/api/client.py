@@ -14,7 +14,7 @@ from marl_ray.api.calls import named_arguments
 from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.administration.requests import ask_with, gateway_url, key_headers
+from marl_ray.serving.administration.requests import gateway_url, key_headers, request_json_with
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ class Client:
         Raises MarlRayError as `act` does, and a FieldError that names a field that JSON cannot hold.
         """
         if body is None:
-            return ask_with(self._client, path)
+            return request_json_with(self._client, path)
         if not isinstance(body, Mapping):
             raise FieldError("body", f"expected a mapping of fields to values, got {type(body).__name__}")
         fields = _plain_numbers({name: value for name, value in body.items() if value is not None})
         try:
-            return ask_with(self._client, path, fields)
+            return request_json_with(self._client, path, fields)
         except (TypeError, ValueError, RecursionError):
             _check_json("", fields)  # only now: it encodes the body once more, to name the field
             raise

@@ -172,7 +172,7 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment:
     """Play episodes over HTTP until the router has decided on the experiment, at most `episodes`."""
     from marl_ray.envs.registry import make_env
-    from marl_ray.serving.administration.requests import ask
+    from marl_ray.serving.administration.requests import request_json
     from marl_ray.serving.play import play_episodes
 
     key, played_episodes = os.environ["MARL_RAY_API_KEY"], list[Any]()
@@ -181,20 +181,20 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment
         played_episodes += asyncio.run(
             play_episodes(url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played_episodes), key=key)
         )
-        if ask(url, f"/v1/experiments/{name}")["status"] in FINAL_STATUSES:
+        if request_json(url, f"/v1/experiments/{name}")["status"] in FINAL_STATUSES:
             break
     else:  # the last episodes are judged when their windows are over
         time.sleep(ROLLOUT_SETTINGS["outcome_window_s"] + JUDGED_S)
-        if ask(url, f"/v1/experiments/{name}")["status"] not in FINAL_STATUSES:
+        if request_json(url, f"/v1/experiments/{name}")["status"] not in FINAL_STATUSES:
             # Not enough episodes for a proof; production stays, and the endpoint is free for the next.
-            ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
-    report = ask(url, f"/v1/experiments/{name}")
+            request_json(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
+    report = request_json(url, f"/v1/experiments/{name}")
     latencies_of_arms: dict[str, list[float]] = {arm: [] for arm in report["arms"]}
     for episode in played_episodes:
         latencies_of_arms[episode.arm] += [1000 * seconds for seconds in episode.latencies]
     return PlayedExperiment(
         report,
-        ask(url, f"/v1/experiments/{name}/audit")["audit"],
+        request_json(url, f"/v1/experiments/{name}/audit")["audit"],
         len(played_episodes),
         {arm: (float(np.median(ms)), float(np.percentile(ms, 99))) for arm, ms in latencies_of_arms.items() if ms},
     )

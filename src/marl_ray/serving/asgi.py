@@ -15,7 +15,6 @@ from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.serving.handlers.routes import find_route
-from marl_ray.serving.holding.live_experiments import Host
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.messages import (
@@ -32,6 +31,7 @@ from marl_ray.serving.http.messages import (
     send_stream,
 )
 from marl_ray.serving.http.route import Route
+from marl_ray.serving.loaded_arms.live_experiments import Host
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.service import Service
 

@@ -20,10 +20,9 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
-from marl_ray.serving.following.store_follower import StoreFollower
-from marl_ray.serving.holding.live_experiments import Host, LiveExperiments
-from marl_ray.serving.holding.loaded_bundles import BundleCache, load_configured
 from marl_ray.serving.http.admission import Admission
+from marl_ray.serving.loaded_arms.live_experiments import Host, LiveExperiments
+from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, load_configured
 from marl_ray.serving.logs.acts import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
@@ -36,6 +35,7 @@ from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import ACTOR, UnitReports
 from marl_ray.serving.shared_reads import SharedReads
+from marl_ray.serving.store_poll.store_follower import StoreFollower
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from toy_serving.gateways import make_bundle, write_keys
 from marl_ray.cli import main
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.policies.bundles.loading import load_bundle
-from marl_ray.serving.administration.requests import ask
+from marl_ray.serving.administration.requests import request_json
 from marl_ray.serving.asgi import Gateway
 from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.report import write_report
@@ -148,12 +148,12 @@ def test_a_deployed_winner_is_the_candidate_against_what_is_in_production(produc
     served, storage = production
     assert deploy_winner(served, storage) == 0
     assert capsys.readouterr().out.startswith("grid-2: running, gradual stage 1")
-    report = ask(served.url, "/v1/experiments/grid-2")
+    report = request_json(served.url, "/v1/experiments/grid-2")
     candidate = report["arms"]["candidate"]
     assert report["control"] == "production"
     assert candidate["bundle"] == "models:/toy/1"
     assert candidate["digest"] == load_bundle("models:/toy/1", f"sqlite:///{storage}/mlflow.db").digest
-    audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
+    audit = request_json(served.url, "/v1/experiments/grid-2/audit")["audit"]
     assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
     # While it runs, no other takes its place.
     assert deploy_winner(served, storage) == 2

@@ -1,4 +1,4 @@
-"""Samples that a bundle's language models write: the same however they are cut up, resumed, and what is refused."""
+"""Samples that a bundle's language models write: the same however they are divided, resumed, and what is refused."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -139,8 +139,8 @@ def test_a_completion_ends_where_the_benchmark_says(tmp_path):
     writer.benchmark = replace(writer.benchmark, stop=("e", "a", " "))
     rows = writer.rows([(problems("humaneval", "humaneval.jsonl")[0], n) for n in range(8)])
     assert not any(set("ea ") & set(row["completion"]) for row in rows)
-    cut = [row for row in rows if "turns" in row]
-    assert cut and all(row["turns"][0][1].startswith(row["completion"]) for row in cut)
+    truncated = [row for row in rows if "turns" in row]
+    assert truncated and all(row["turns"][0][1].startswith(row["completion"]) for row in truncated)
     stops = Writer(WritingRequest(policy=writer.request.policy), benchmark("mbpp")).generations["p"].stop
     assert stops == ("[DONE]",)
 

@@ -127,7 +127,7 @@ def test_a_random_search_goes_through_its_grid_keys_with_each_draw():
     search = RandomSearch(
         sweep(LR | {"hyper.entropy_coef": {"uniform": [0, 1]}}, search="random", budget={"trials": 4})
     )
-    draws = [search.ask(number) for number in range(4)]
+    draws = [search.propose(number) for number in range(4)]
     assert [draw["hyper.lr"] for draw in draws] == [0.1, 0.2, 0.1, 0.2]
     assert draws[0]["hyper.entropy_coef"] == draws[1]["hyper.entropy_coef"] != draws[2]["hyper.entropy_coef"]
 
@@ -137,8 +137,8 @@ def test_a_search_that_does_not_learn_can_be_asked_ahead(kind):
     space = {"hyper.entropy_coef": {"choice" if kind != "grid" else "grid": [0.1, 0.2, 0.3, 0.4]}}
     used, fresh = (SEARCHES[kind](sweep(space, search=kind, budget={"trials": 4})) for _ in range(2))
     for number in range(4):
-        used.ask(number)
-    again, once = ([search.ask(number) for number in range(4)] for search in (used, fresh))
+        used.propose(number)
+    again, once = ([search.propose(number) for number in range(4)] for search in (used, fresh))
     assert (again == once) or fresh.is_adaptive
     assert fresh.is_adaptive == (kind == "tpe")
 
@@ -146,7 +146,7 @@ def test_a_search_that_does_not_learn_can_be_asked_ahead(kind):
 def optimise(search: TpeSearch, first: int, last: int) -> list[float]:
     objectives = []
     for number in range(first, last):
-        values = search.ask(number)
+        values = search.propose(number)
         assert values is not None
         objectives.append(-abs(values["hyper.entropy_coef"] - 0.3) - (values["algorithm"] != "rloo"))
         search.tell(number, values, [objectives[-1]])
@@ -163,14 +163,14 @@ TPE = {
 def test_the_estimator_finds_the_better_half_and_can_be_taken_up_again():
     uninterrupted = optimise(TpeSearch(sweep(**TPE)), 0, 40)
     assert sum(uninterrupted[20:]) > sum(uninterrupted[:20])
-    # A new process is told what is known, also of trials that it has not asked for.
+    # A new process is told what is known, also of trials that it has not proposed.
     again = TpeSearch(sweep(**TPE))
     unbroken = TpeSearch(sweep(**TPE))
     for number in range(30):
-        values = unbroken.ask(number)
+        values = unbroken.propose(number)
         assert values is not None
         again.tell(number, values, [-abs(values["hyper.entropy_coef"] - 0.3)])
-    values = again.ask(30)
+    values = again.propose(30)
     assert values is not None and 0 <= values["hyper.entropy_coef"] <= 1
     assert len(again.study.trials) == 31
 
@@ -179,7 +179,7 @@ def test_several_metrics_are_searched_together():
     keys = TPE | {"metric": [{"name": "return"}, {"name": "episode_cost", "mode": "min"}]}
     search = TpeSearch(sweep(**keys))
     for number in range(12):
-        values = search.ask(number)
+        values = search.propose(number)
         search.tell(
             number, values, None if number % 4 == 0 else [values["hyper.entropy_coef"], -values["hyper.entropy_coef"]]
         )
@@ -267,7 +267,7 @@ def test_searches_ask_for_a_hyper_parameter_only_where_it_is_read(kind):
     config = sweep(space, run=COSTLY, search={"kind": kind, "startup": 5}, budget={"trials": 20})
     check_space(config)
     search = {"random": RandomSearch, "tpe": TpeSearch}[kind](config)
-    draws = [search.ask(number) for number in range(20)]
+    draws = [search.propose(number) for number in range(20)]
     assert {draw["algorithm"] for draw in draws if draw} == {"mappo", "pid_lagrangian"}
     assert all(
         draw is not None and ("hyper.pid_kp" in draw) == (draw["algorithm"] == "pid_lagrangian") for draw in draws

@@ -27,19 +27,19 @@ def experiment_create(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config import ExperimentConfig, load_config
-    from marl_ray.serving.administration.requests import ask, report_lines
+    from marl_ray.serving.administration.requests import report_lines, request_json
 
     body = load_config(ExperimentConfig, config).model_dump(mode="json") | {"reason": reason}
-    report = ask(url, "/v1/experiments", body)
+    report = request_json(url, "/v1/experiments", body)
     show(as_json, report, report_lines(report))
 
 
 @experiment_app.command("ls")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """List the experiments of the gateway."""
-    from marl_ray.serving.administration.requests import ask
+    from marl_ray.serving.administration.requests import request_json
 
-    rows = ask(url, "/v1/experiments")["experiments"]
+    rows = request_json(url, "/v1/experiments")["experiments"]
     shares = [", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items()) for row in rows]
     lines = [
         f"{row['name']}: {row['status']}, epoch {row['epoch']}, {row_shares}"
@@ -51,9 +51,9 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> N
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """Show an experiment's state, traffic, outcomes and decisions."""
-    from marl_ray.serving.administration.requests import ask, report_lines
+    from marl_ray.serving.administration.requests import report_lines, request_json
 
-    report = ask(url, f"/v1/experiments/{name}")
+    report = request_json(url, f"/v1/experiments/{name}")
     show(as_json, report, report_lines(report))
 
 
@@ -80,14 +80,14 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     """Show every change of an experiment: when, by whom, why."""
     from datetime import UTC, datetime
 
-    from marl_ray.serving.administration.requests import ask
+    from marl_ray.serving.administration.requests import request_json
 
     def entry_line(entry: JsonObject) -> str:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
         arm = f" {entry['arm']}" if entry["arm"] else ""
         return f"{at}  epoch {entry['epoch']:<4} {entry['action']}{arm}  by {entry['actor']}: {entry['reason']}"
 
-    entries = ask(url, f"/v1/experiments/{name}/audit")["audit"]
+    entries = request_json(url, f"/v1/experiments/{name}/audit")["audit"]
     show(as_json, entries, map(entry_line, entries))
 
 
@@ -144,10 +144,10 @@ def _add_change_command(action: str, text: str) -> None:
         url: GatewayUrl = LOCAL_GATEWAY,
         as_json: Json = False,
     ) -> None:
-        from marl_ray.serving.administration.requests import ask
+        from marl_ray.serving.administration.requests import request_json
 
         body = {"reason": reason} | ({"arm": arm} if arm else {})
-        report = ask(url, f"/v1/experiments/{name}/{action}", body)
+        report = request_json(url, f"/v1/experiments/{name}/{action}", body)
         show(as_json, report, [f"{name}: {report['status']}, epoch {report['epoch']}"])
 
 

@@ -124,7 +124,7 @@ def deploy(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.serving.administration.requests import ask, deploy_bundle, report_lines
+    from marl_ray.serving.administration.requests import deploy_bundle, report_lines, request_json
 
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
@@ -134,7 +134,7 @@ def deploy(
 
         bundle, description = winner_of(from_sweep)
         reason = reason or description
-        endpoints = ask(url, "/v1/endpoints")["endpoints"]
+        endpoints = request_json(url, "/v1/endpoints")["endpoints"]
         if endpoint not in endpoints and (endpoint or not endpoints):
             where = f"endpoint {endpoint!r}" if endpoint else f"gateway {url}"
             raise MarlRayError(

@@ -81,4 +81,4 @@ def _planned_trials(sweep_config: "SweepConfig") -> list[dict[str, object]]:
     check_sweep(sweep_config)
     search = SEARCHES[sweep_config.search.kind](sweep_config)
     max_trials = sweep_config.budget.trials or (10**6 if sweep_config.search.kind == "grid" else 10)
-    return list(itertools.takewhile(lambda values: values is not None, map(search.ask, range(max_trials))))  # type: ignore[arg-type]
+    return list(itertools.takewhile(lambda values: values is not None, map(search.propose, range(max_trials))))  # type: ignore[arg-type]

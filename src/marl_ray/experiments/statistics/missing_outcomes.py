@@ -10,7 +10,7 @@ less often than the other, within epochs, with the exact variance of shares wher
 more powerful than comparing the counts of reports with the shares of units (`sample_ratio`) where nearly all units report:
 950 reports of 1,000 units are no surprise beside 1,000 of 1,000 as shares of 1,950, and a great one as units.
 
-**Both ends** (`questions.ask`). Missing outcomes move the mean as soon as they are missing, and the alarm
+**Both ends** (`questions.run_test`). Missing outcomes move the mean as soon as they are missing, and the alarm
 needs its time. So as soon as any judged unit has not reported, harm and promotion are tested on all judged units, twice:
 with every missing outcome of both arms at the low end c of the range of the metric, and at the high end. A claim that both
 tests prove is proven, and no share has to be estimated.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -50,8 +50,8 @@ class AssignmentState:
     """Arms that get a copy of the traffic."""
     rolled_back: frozenset[str]
     """Arms that get no unit any more."""
-    cut: bool
-    """True if units already in a rolled-back arm continue with the control."""
+    on_rollback: Literal["cut", "drain"]
+    """Units already in a rolled-back arm continue with the control (`cut`) or finish there (`drain`)."""
     layer: str | None
     """Name of the layer in which experiments share units; None if it is in none."""
     layer_share: tuple[float, float]
@@ -236,7 +236,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
             salt=config["salt"],
             shadows=shadows_of(record.plan, state),
             rolled_back=state.rolled_back,
-            cut=config.get("on_rollback", "cut") == "cut",
+            on_rollback=config.get("on_rollback", "cut"),
             layer=config.get("layer"),
             layer_share=(low, high),
             endpoint=endpoint_of(record.name, config),

@@ -26,10 +26,10 @@ from marl_ray.serving.rollout_decisions.questions import (
     ENDS,
     HARM,
     PROMOTION,
-    TestRules,
-    ask,
+    QuestionRules,
     bounded_difference,
     measures_without_missing,
+    run_test,
 )
 from marl_ray.serving.rollout_decisions.rollout_control import config_of
 
@@ -231,9 +231,9 @@ def _add_exact_bounds(
     def bound(row: Comparison) -> Comparison:
         if row.metric not in measures:
             return row
-        rules: TestRules = {"alpha": alpha / 2, "min_outcomes": 2, "excludes_missing": row.metric in excluded}
+        rules: QuestionRules = {"alpha": alpha / 2, "min_outcomes": 2, "excludes_missing": row.metric in excluded}
         low, high = (
-            ask(side, look, measures[row.metric], row.arm, plan, **rules).test.bound for side in (PROMOTION, HARM)
+            run_test(side, look, measures[row.metric], row.arm, plan, **rules).test.bound for side in (PROMOTION, HARM)
         )
         return replace(row, always=Interval(row.test.difference.estimate, low, high))
 

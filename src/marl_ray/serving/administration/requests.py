@@ -25,14 +25,14 @@ WATCH_S = 2.0
 """Seconds between requests of a watched experiment, which a person reads."""
 
 
-def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:
+def request_json(url: str, path: str, body: JsonObject | None = None) -> JsonObject:
     """Return the JSON answer to a GET, or to a POST of `body`.
 
     Raises MarlRayError for a URL that is none, and with the gateway's own words if it refuses.
     """
     remedy = f" (--url or {GATEWAY_VARIABLE} names another address)"
     with DeadlineClient(base_url=gateway_url(url, remedy), timeout=REQUEST_S, headers=key_headers()) as client:
-        return ask_with(client, path, body, remedy)
+        return request_json_with(client, path, body, remedy)
 
 
 def gateway_url(url: str, remedy: str = "") -> httpx.URL:
@@ -52,8 +52,10 @@ def key_headers(key: str | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
-def ask_with(client: DeadlineClient, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
-    """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer.
+def request_json_with(
+    client: DeadlineClient, path: str, body: JsonMapping | None = None, remedy: str = ""
+) -> JsonObject:
+    """Return the JSON answer that `request_json` gives, over a client's connections. `remedy` ends the error of no answer.
 
     Raises MarlRayError if the gateway does not answer, or refuses.
     """
@@ -116,17 +118,17 @@ def deploy_bundle(
     open at the endpoint.
     """
     arm = {"bundle": bundle} | ({"allow_rolled_back": True} if allow_rolled_back else {})
-    endpoints = ask(url, "/v1/endpoints")["endpoints"]
+    endpoints = request_json(url, "/v1/endpoints")["endpoints"]
     if endpoint is None:
         if len(endpoints) != 1:
             raise MarlRayError(f"endpoint: expected one of {', '.join(endpoints) or 'none yet'}, or a new name")
         endpoint = next(iter(endpoints))
     earlier = endpoints.get(endpoint)
     if earlier is None:
-        return ask(
+        return request_json(
             url, "/v1/experiments", {"name": endpoint, "arms": {"production": arm}} | options | {"reason": reason}
         )
-    current = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")
+    current = request_json(url, f"/v1/experiments/{earlier['experiments'][0]}")
     production = _production_arm(url, earlier["production"])
     if allow_rolled_back and "bundle" in production:  # it serves now, whatever became of its weights elsewhere
         production["allow_rolled_back"] = True
@@ -136,12 +138,12 @@ def deploy_bundle(
     # An experiment of one arm compares nothing, so its end disturbs nothing.
     has_one_arm = current["status"] not in FINAL_STATUSES and len(current["arms"]) == 1
     succession = {"succeeds": current["name"]} if has_one_arm else {}
-    return ask(url, "/v1/experiments", config | options | succession | {"reason": reason})
+    return request_json(url, "/v1/experiments", config | options | succession | {"reason": reason})
 
 
 def _production_arm(url: str, production: JsonObject) -> JsonObject:
     """Return the bundle that serves an endpoint, as an arm of the next experiment."""
-    config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
+    config = request_json(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
     if config["url"] is None:
         return {"bundle": production["bundle"]}
     return {name: config[name] for name in ("url", "model", "api_key_env", "deadline_s", "price")}
@@ -178,7 +180,7 @@ def report_lines(report: JsonObject) -> list[str]:
 def watch(url: str, name: str) -> Iterator[JsonObject]:
     """Yield the experiment's report again and again, until it is over."""
     while True:
-        report = ask(url, f"/v1/experiments/{name}")
+        report = request_json(url, f"/v1/experiments/{name}")
         yield report
         if report["status"] in FINAL_STATUSES:
             return

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.serving.handlers import experiments, outcomes, ui, upkeep
-from marl_ray.serving.handlers.acting import act, assign
+from marl_ray.serving.handlers import catalogue, experiments, health, outcomes, ui
+from marl_ray.serving.handlers.actions import act, assign
 from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as open_inference_models
@@ -45,7 +45,7 @@ ROUTES = (
     Route("POST", "/v1/completions", openai_completions.text_completions, "text_completions", error_body=error_body),
     Route("POST", "/v1/outcomes", outcomes.outcome, "outcome"),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes, "outcomes"),
-    Route("GET", "/v1/endpoints", upkeep.endpoints, "endpoints"),
+    Route("GET", "/v1/endpoints", catalogue.endpoints, "endpoints"),
     Route("GET", "/v1/experiments", experiments.experiments, "experiments"),
     Route("POST", "/v1/experiments", experiments.create, "create", is_slow=True),
     Route("GET", _EXPERIMENT, experiments.experiment, "experiment"),
@@ -55,10 +55,10 @@ ROUTES = (
         Route("POST", f"{_EXPERIMENT}/{action.value}", partial(experiments.change, action), action.value)
         for action in Action
     ),
-    Route("GET", "/v1/models", upkeep.models, "models"),
+    Route("GET", "/v1/models", catalogue.models, "models"),
     Route("GET", "/v1/models/{name}", openai_models.model, "model", error_body=error_body),
     Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", error_body=error_body),
-    Route("POST", "/models/{version}/load", upkeep.load, "load", is_slow=True),
+    Route("POST", "/models/{version}/load", catalogue.load, "load", is_slow=True),
     Route("GET", "/v2", open_inference_models.server, "server", error_body=open_inference_models.error_body),
     Route(
         "GET",
@@ -89,9 +89,9 @@ ROUTES = (
         error_body=open_inference_models.error_body,
     ),
     Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", error_body=open_inference_models.error_body),
-    Route("GET", "/health", upkeep.health, "health"),
-    Route("GET", "/ready", upkeep.readiness, "ready"),
-    Route("GET", "/metrics", upkeep.metrics, "metrics"),
+    Route("GET", "/health", health.health, "health"),
+    Route("GET", "/ready", health.readiness, "ready"),
+    Route("GET", "/metrics", health.metrics, "metrics"),
     Route("GET", "/openapi.json", document, "document"),
     Route("GET", "/docs", docs),
     Route("GET", "/ui", ui.index),

@@ -198,7 +198,7 @@ class ExposureLog:
         """Write the queue to the database, or else to disk, and stop the threads."""
         self._closing.set()
         if self.spool is not None and self._is_late():
-            self._try_to_spill(quiet=False)  # before waiting for what hangs, which a deadline of others may cut short
+            self._try_to_spill(quiet=False)  # before waiting for what hangs, which a deadline of others may end early
         for thread in self._threads:
             thread.join(CLOSE_S)
         self._threads = []

@@ -144,17 +144,17 @@ def _questions(config: ExperimentConfig, plan: RolloutPlan) -> Iterator[BetQuest
             yield from both(guardrail_of(config, rail), HARM, arm)
 
 
-class TestRules(TypedDict):
-    """The keywords of `ask`."""
+class QuestionRules(TypedDict):
+    """The keywords of `run_test`."""
 
     alpha: float
     """Probability that the test passes wrongly at any time."""
     min_outcomes: int
-    """Values that each of both arms needs before the test is asked."""
+    """Values that each of both arms needs before the test is run."""
     excludes_missing: bool
 
 
-def ask(
+def run_test(
     side: int,
     look: Look,
     measure: Measure,

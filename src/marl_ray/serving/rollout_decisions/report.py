@@ -17,9 +17,9 @@ from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,
     ArmTest,
-    TestRules,
-    ask,
+    QuestionRules,
     measures_without_missing,
+    run_test,
     shown_outcome_of,
 )
 from marl_ray.serving.rollout_decisions.rollout_control import LookResults, Reporting
@@ -159,8 +159,8 @@ def _missing_warnings(results: LookResults) -> list[str]:
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
     """Return the bounds of treatment - control by the tests that decide, each at half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in measures_without_missing(config)
-    rules: TestRules = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
-    below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
+    rules: QuestionRules = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
+    below, above = (run_test(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
     is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
     max_difference = measure.range[1] - measure.range[0] if is_bounded and measure.range is not None else math.inf
     return Interval(below.test.gain, max(below.test.bound, -max_difference), min(above.test.bound, max_difference))

@@ -26,12 +26,12 @@ from marl_ray.serving.rollout_decisions.questions import (
     PROMOTION,
     ArmTest,
     Measure,
-    TestRules,
-    ask,
+    QuestionRules,
     guardrail_of,
     measures_without_missing,
     outcome_of,
     questions_of,
+    run_test,
 )
 from marl_ray.serving.routing.unit_reports import ACTOR
 
@@ -125,18 +125,18 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
     )
 
 
-def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
+def judge_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, measures_without_missing(config)
 
     def test_all(side: int, measure: Measure, alpha: float) -> tuple[ArmTest, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
-        rules: TestRules = {
+        rules: QuestionRules = {
             "alpha": share,
             "min_outcomes": config.min_outcomes,
             "excludes_missing": measure.name in excluded,
         }
-        return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
+        return tuple(run_test(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
     harms = test_all(HARM, outcome_of(config), config.alpha_rollback)
     promotions = test_all(PROMOTION, outcome_of(config), config.alpha)
@@ -213,8 +213,8 @@ def _stage_exposures(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 
 def read_results(evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
-    """Run `test_look` on the store's present numbers."""
-    return test_look(evidence.look(record, questions=questions_of(config, record.plan)), record, config)
+    """Run `judge_look` on the store's present numbers."""
+    return judge_look(evidence.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
 def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: ExperimentConfig) -> RolloutDecision | None:

@@ -32,7 +32,7 @@ class ArmLookups:
         self._under_way: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._is_send_due, self._next_at = False, 0.0
 
-    async def ask(self, experiment: str, unit: str) -> Assignment | None:
+    async def look_up(self, experiment: str, unit: str) -> Assignment | None:
         """Return the arm of the unit's exposure in the store, None if it has none. Raises the errors of `read`."""
         key = experiment, unit
         # A statement under way may have missed an exposure written meanwhile, but so may the first caller's own

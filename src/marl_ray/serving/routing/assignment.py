@@ -189,7 +189,7 @@ class Assigner:
         try:
             async with asyncio.timeout(LOOKUP_S):
                 # All at the same moment, so that they share a statement.
-                answers = [self.lookups.ask(router.config.name, session) for router in routers]
+                answers = [self.lookups.look_up(router.config.name, session) for router in routers]
                 assignments = [await answers[0]] if len(answers) == 1 else await asyncio.gather(*answers)
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)

@@ -357,7 +357,7 @@ class Router:
         has assigned to an arm that this one's config lacks.
         """
         state, arm = self.state, assignment.arm
-        ends_here = (state.cut and arm in state.rolled_back) or arm not in self.config.arms
+        ends_here = (state.on_rollback == "cut" and arm in state.rolled_back) or arm not in self.config.arms
         return self.with_control() if ends_here else assignment
 
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:

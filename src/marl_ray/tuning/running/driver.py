@@ -55,7 +55,7 @@ def check_sweep(config: SweepConfig) -> None:
 
     check_space(config)
     make_scheduler(config, config.example().train.total_steps)
-    first = SEARCHES[config.search.kind](config).ask(0)
+    first = SEARCHES[config.search.kind](config).propose(0)
     assert first is not None
     _claim(config, Folder(config.storage, config.name))
     check_trial(config.run_config(first, config.name, config.seeds[0]))

@@ -163,7 +163,7 @@ class SweepPlan:
             yield {}
             return
         for number in itertools.count(len(self.records.trials)):
-            values = self.search.ask(number)
+            values = self.search.propose(number)
             if values is None:
                 return
             yield values
@@ -226,7 +226,7 @@ class SweepPlan:
         if self.exhausted:
             return None
         number = len(self.records.trials)
-        values = None if self.trials_left() == 0 else self.search.ask(number)
+        values = None if self.trials_left() == 0 else self.search.propose(number)
         if values is None:
             self.exhausted = self.undecided = True
             return None

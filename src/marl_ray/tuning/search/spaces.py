@@ -30,9 +30,9 @@ class Search(Protocol):
     """A source of configurations. `number` counts them from 0, so that a search can be continued."""
 
     is_adaptive: ClassVar[bool]
-    """True if a configuration depends on what was asked and told before; else it is a function of its number alone."""
+    """True if a configuration depends on what was proposed and told before; else it is a function of its number alone."""
 
-    def ask(self, number: int) -> Values | None:
+    def propose(self, number: int) -> Values | None:
         """Return the configuration with this number; None if there are no more."""
         ...
 
@@ -117,7 +117,7 @@ class GridSearch(Search):
         self.listed = combinations(config)
 
     @override
-    def ask(self, number: int) -> Values | None:
+    def propose(self, number: int) -> Values | None:
         return self.listed[number] if number < len(self.listed) else None
 
     @override
@@ -135,7 +135,7 @@ class RandomSearch(Search):
         self.grid = combinations(config, ("grid",))
 
     @override
-    def ask(self, number: int) -> Values | None:
+    def propose(self, number: int) -> Values | None:
         return draw(self.config, number // len(self.grid), self.grid[number % len(self.grid)])
 
     @override
@@ -164,7 +164,7 @@ class TpeSearch(Search):
         self.open: dict[int, Any] = {}
 
     @override
-    def ask(self, number: int) -> Values | None:
+    def propose(self, number: int) -> Values | None:
         trial = self.study.ask()
         values: Values = {}
         for key in ordered_keys(self.config.space):

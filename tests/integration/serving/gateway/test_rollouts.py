@@ -14,8 +14,8 @@ from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.units import UnitStore
-from marl_ray.serving.following import store_follower
 from marl_ray.serving.rollout_decisions.rollout_control import decide
+from marl_ray.serving.store_poll import store_follower
 
 ADMIN, PLAYER = "ops", "game"
 

@@ -142,7 +142,7 @@ async def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gatew
 
 
 async def test_a_bundle_is_rolled_out_as_any_other(text_bundles, tmp_path):
-    """`marl-ray deploy` does this: alone, then a candidate at the same endpoint, which is rolled back and cut off."""
+    """`marl-ray deploy` does this: alone, then a candidate at the same endpoint, which is rolled back at once."""
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
     config = text_config({"one": text_bundles["one"]}, tmp_path, api_keys=keys, experiments=[])
     arms = {"production": {"bundle": text_bundles["one"]}, "candidate": {"bundle": text_bundles["four"]}}

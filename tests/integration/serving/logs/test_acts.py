@@ -66,7 +66,7 @@ def test_decisions_of_several_logs_come_back_by_unit_and_time(tmp_path):
     assert list(read_logged(str(tmp_path), "none")) == []
 
 
-def test_segments_are_cut_by_size(tmp_path):
+def test_segments_end_by_size(tmp_path):
     log = ActLog(str(tmp_path), segment_bytes=1000)
     log.start()
     log.put(decision(0))
@@ -79,12 +79,12 @@ def test_segments_are_cut_by_size(tmp_path):
     assert log.dropped == 0
 
 
-def test_segments_are_cut_by_age(tmp_path):
+def test_segments_end_by_age(tmp_path):
     log = ActLog(str(tmp_path), segment_s=0.0)
     log.start()
     for number in range(2):
         log.put(decision(number))
-        until(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut, f"the end of segment {number}")
+        until(lambda segments=number + 1: names(tmp_path) == ["jsonl.zst"] * segments, f"the end of segment {number}")
     log.close()
     assert [act.at for act in read_logged(str(tmp_path), "exp")] == [0, 1]
 

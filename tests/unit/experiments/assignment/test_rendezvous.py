@@ -108,8 +108,8 @@ def test_staged_shares_are_met():
 
 
 @given(st.text(max_size=9), st.text(max_size=9), st.lists(st.floats(0, 1), min_size=1, max_size=5))
-def test_disjoint_shares_of_a_layer_have_no_unit_in_common_and_miss_none(layer, unit, cuts):
-    edges = [0.0, *sorted(cuts), 1.0]
+def test_disjoint_shares_of_a_layer_have_no_unit_in_common_and_miss_none(layer, unit, points):
+    edges = [0.0, *sorted(points), 1.0]
     assert sum(is_in_layer(layer, share, unit) for share in pairwise(edges)) == 1
 
 

@@ -80,11 +80,11 @@ def test_over_all_coins_the_capital_is_one_at_most_whatever_the_outcomes_are(uni
 
 
 @given(UNITS, st.integers(0, 80), st.sampled_from([-1, 1]), st.booleans(), st.floats(0, 2))
-def test_the_test_does_not_depend_on_when_it_is_looked_at_nor_on_units(units, cut, side, higher, margin):
+def test_the_test_does_not_depend_on_when_it_is_looked_at_nor_on_units(units, first_units, side, higher, margin):
     y, treated, share = (np.array(part) for part in zip(*units, strict=True))
     single, parts = (BettingTest(Claim(side, -3.0, 7.0, 10 * margin, higher)) for _ in range(2))
     single.add(10 * y - 3, treated, share)
-    for part in (slice(0, cut), slice(cut, None)):
+    for part in (slice(0, first_units), slice(first_units, None)):
         parts.add(10 * y[part] - 3, treated[part], share[part])
     assert parts.evidence().log_e == pytest.approx(single.evidence().log_e, rel=1e-9, abs=1e-9)
     plain = BettingTest(Claim(side, 0.0, 1.0, margin, higher))

@@ -228,8 +228,8 @@ def test_epochs_add_their_own_variances():
             strata.append((summarise(values[treated]), summarise(values[~treated])))
         treated, values, fired = rng.random(400) < 0.5, 8 * rng.normal(size=400), False
         for k in range(20, 401, 20):
-            cut, in_treatment = values[:k], treated[:k]
-            fired |= fires(*pool_strata([*strata, (summarise(cut[in_treatment]), summarise(cut[~in_treatment]))]), 50)
+            seen, in_treatment = values[:k], treated[:k]
+            fired |= fires(*pool_strata([*strata, (summarise(seen[in_treatment]), summarise(seen[~in_treatment]))]), 50)
         false += fired
     assert false <= ALPHA * RUNS
     big = [
@@ -250,12 +250,12 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
         values = rng.normal(size=3_000) - np.linspace(0, 0.5, 3_000)
         treated, alarms = rng.random(3_000) < shares, [False, False]
         for k in range(600, 3_001, 200):
-            cut = [
+            stages = [
                 (values[a:b], treated[a:b])
                 for a, b in ((0, 1_000), (1_000, 2_000), (2_000, 3_000))
                 for b in [min(b, k)]
             ]
-            strata = [(summarise(v[t]), summarise(v[~t])) for v, t in cut if len(v)]
+            strata = [(summarise(v[t]), summarise(v[~t])) for v, t in stages if len(v)]
             alarms[0] |= fires(summarise(values[:k][treated[:k]]), summarise(values[:k][~treated[:k]]), 20)
             alarms[1] |= fires(*pool_strata(strata), 20)
         pooled, within = pooled + alarms[0], within + alarms[1]

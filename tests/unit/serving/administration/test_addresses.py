@@ -12,7 +12,7 @@ from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.administration import requests
-from marl_ray.serving.administration.requests import ask
+from marl_ray.serving.administration.requests import request_json
 
 
 def test_what_a_second_terminal_needs_is_printed_for_pasting():
@@ -50,20 +50,20 @@ def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy():
         MarlRayError,
         match=r"^gateway http://127.0.0.1:9/? does not answer: .* \(--url or MARL_RAY_GATEWAY names another",
     ):
-        ask("http://127.0.0.1:9", "/v1/endpoints")
+        request_json("http://127.0.0.1:9", "/v1/endpoints")
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1"])
 def test_an_address_without_a_scheme_is_told_what_one_has(url):
     with pytest.raises(MarlRayError, match=f"^gateway '{url}/': expected an address such as http://.* names another"):
-        ask(url, "/v1/endpoints")
+        request_json(url, "/v1/endpoints")
 
 
 @pytest.mark.parametrize("url", ["http://localhost:port", "http://[::1", "http://\0"])
 def test_an_address_that_is_no_url_is_told_what_one_is(url):
     expected = f"gateway {url!r}: expected an address such as http://127.0.0.1:8000"
     with pytest.raises(MarlRayError) as caught:
-        ask(url, "/v1/endpoints")
+        request_json(url, "/v1/endpoints")
     assert str(caught.value) == f"{expected} (--url or MARL_RAY_GATEWAY names another address)"
     with pytest.raises(MarlRayError) as caught:
         Client(url)
@@ -76,7 +76,7 @@ def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeypatch):
         dripping() as url,
         pytest.raises(MarlRayError, match=r"does not answer: no whole answer within 0\.3 s \(--url"),
     ):
-        ask(url, "/headers")
+        request_json(url, "/headers")
 
 
 @pytest.mark.parametrize("text", ["<h1>Welcome\n to nginx</h1>", "[1, 2]"])
@@ -91,5 +91,5 @@ def test_an_answer_that_is_no_gateways_is_told_in_one_line(text):
             pass
 
     with serving_http(OtherServer) as url, pytest.raises(MarlRayError) as caught:
-        ask(url, "/v1/endpoints")
+        request_json(url, "/v1/endpoints")
     assert str(caught.value) == f"gateway {url}/v1/endpoints: expected a JSON object, got {' '.join(text.split())!r}"

@@ -15,10 +15,10 @@ TOKENIZER = byte_tokenizer()
 
 
 @given(st.lists(st.lists(st.integers(0, 258), max_size=4), max_size=8))
-def test_the_parts_of_a_text_are_the_whole(cuts):
+def test_the_parts_of_a_text_are_the_whole(parts_ids):
     detokenizer = Detokenizer(TOKENIZER)
-    parts = [detokenizer.add(part, False) for part in cuts] + [detokenizer.add([], True)]
-    assert "".join(parts) == TOKENIZER.decode([*chain.from_iterable(cuts)], skip_special_tokens=True)
+    parts = [detokenizer.add(ids, False) for ids in parts_ids] + [detokenizer.add([], True)]
+    assert "".join(parts) == TOKENIZER.decode([*chain.from_iterable(parts_ids)], skip_special_tokens=True)
 
 
 @given(st.text("ab€", max_size=20), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))

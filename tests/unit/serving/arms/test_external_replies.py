@@ -150,10 +150,10 @@ def events_in(*parts: bytes) -> list[str]:
 def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
     text = b": c\ndata:1\r\n\r\nevent: x\rdata: \xc3\xa9\n\ndata: [DONE]\n\n"
 
-    async def cut_everywhere() -> list[list[str]]:
-        return await asyncio.gather(*(read(text[:cut], text[cut:], ends=False) for cut in range(len(text))))
+    async def split_everywhere() -> list[list[str]]:
+        return await asyncio.gather(*(read(text[:end], text[end:], ends=False) for end in range(len(text))))
 
-    for events_read in asyncio.run(cut_everywhere()):
+    for events_read in asyncio.run(split_everywhere()):
         assert [event.strip() for event in events_read] == ["1", "\u00e9"]
     assert events_in(b"data:1\n\ndata:2") == ["1", "2"]
     monkeypatch.setattr(events_module, "MAX_LINE_BYTES", 10)

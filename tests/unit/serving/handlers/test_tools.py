@@ -101,11 +101,11 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-@given(cuts=st.sets(st.integers(1, 120)))
-def test_calls_are_found_however_the_text_comes(case, cuts):
+@given(part_ends=st.sets(st.integers(1, 120)))
+def test_calls_are_found_however_the_text_comes(case, part_ends):
     text, content, called = TEXTS[case]
     reader = ToolCallReader({"warmth"}, True)
-    ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    ends = [*sorted(end for end in part_ends if end < len(text)), len(text)]
     events = [reader.add(text[a:b], b == len(text)) for a, b in zip([0, *ends], ends, strict=False)]
     calls = [call for _, some in events for call in some]
     assert "".join(part for part, _ in events) == content

@@ -105,11 +105,11 @@ def test_a_row_is_one_agents_sequence_with_its_units_outcome(stores, tmp_path):
 
 def test_units_without_an_outcome_or_of_two_bundles_are_left_out_and_counted(stores, tmp_path):
     changed = [act("two", 1.0), act("two", 2.0, digest="new")]
-    moved = [act("cut", 1.0, arm="b"), act("cut", 2.0, arm="a")]
+    moved = [act("moved", 1.0, arm="b"), act("moved", 2.0, arm="a")]
     write(tmp_path, [*changed, *moved, act("other", 1.0, arm="b"), act("silent", 1.0), act("kept", 1.0)])
     for unit in ("two", "other", "kept", "never acted"):
         outcome(stores, unit, 1.0)
-    outcome(stores, "cut", 1.0, arm="b")
+    outcome(stores, "moved", 1.0, arm="b")
     summary = export(stores.experiments, stores.units, "exp", str(tmp_path), str(tmp_path))
     assert (summary.units, summary.decisions, summary.censored, summary.mixed) == (1, 1, 1, 3)
     assert {(row["unit"], tuple(map(tuple, row["costs"]))) for row in rows(summary.path)} == {("kept", ((),))}

@@ -15,7 +15,7 @@ from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion, scale_summary
-from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, ArmTest, Measure, ask
+from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, ArmTest, Measure, run_test
 
 PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
@@ -23,7 +23,9 @@ PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 def answer_to(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> ArmTest:
     arms = {"t": treatment, "c": control}
-    return ask(side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50)
+    return run_test(
+        side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50
+    )
 
 
 def events(n: int, ones: int) -> Summary:
@@ -95,20 +97,20 @@ def look_of(units: dict[str, int], reported: dict[str, Moments]) -> Look:
 )
 def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, proven):
     rules = {"alpha": 0.05, "min_outcomes": 50}
-    answer = ask(
+    answer = run_test(
         HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excludes_missing=True, **rules
     )
     assert answer.has_missing and answer.test.proven is proven
     assert answer.test.proven == (answer.test.bound < -1e-4)
     # Of those who report alone, all four are harm.
-    assert ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, **rules).test.proven
+    assert run_test(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, **rules).test.proven
 
 
 def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
     rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
     for n, proven in ((300, False), (400, True)):
         look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
-        answer = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
+        answer = run_test(PROMOTION, look, PLAIN, "t", PLAN, **rules)
         assert answer.has_missing and answer.test.proven is proven and answer.test.proven == (answer.test.bound > -0.02)
 
 
@@ -118,7 +120,7 @@ def test_outcomes_that_were_all_alike_prove_nothing_however_many_are_missing(one
     look = units(t=(400, ones, zeros), c=(400, ones, zeros))
     for side in (HARM, PROMOTION):
         rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
-        assert not ask(side, look, replace(PLAIN, margin=0.005), "t", PLAN, **rules).test.proven
+        assert not run_test(side, look, replace(PLAIN, margin=0.005), "t", PLAN, **rules).test.proven
 
 
 def payments(n: int, left_out: float = 0.0, times: float = 1.0) -> Moments:
@@ -135,7 +137,7 @@ def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, be
     reported = {"t": few, "c": more} if lower_treatment else {"t": more, "c": few}
     rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
     measure = replace(PLAIN, better=better, margin=0.1)
-    answer = ask(side, look_of({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
+    answer = run_test(side, look_of({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
     assert answer.has_missing and answer.test.proven
     assert answer.test.bound < -0.1 if side == HARM else answer.test.bound > -0.1
 
@@ -146,8 +148,8 @@ def test_the_largest_of_a_long_tail_may_be_what_one_arm_has_lost(side, loser):
     arms = {arm: payments(10_000, 0.01 if arm == loser else 0.0) for arm in "tc"}
     look, measure = look_of({"t": 10_526, "c": 10_526}, arms), replace(PLAIN, margin=1e-6)
     rules = {"alpha": 0.05, "min_outcomes": 50}
-    assert ask(side, look, measure, "t", PLAN, **rules).test.proven
-    assert not ask(side, look, measure, "t", PLAN, excludes_missing=True, **rules).test.proven
+    assert run_test(side, look, measure, "t", PLAN, **rules).test.proven
+    assert not run_test(side, look, measure, "t", PLAN, excludes_missing=True, **rules).test.proven
 
 
 def test_no_numbers_lie_further_beyond_than_told():

@@ -40,9 +40,9 @@ async def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked
         return {key: Assignment("a", 1, 0.5) for key in keys if key[1] != "new"}
 
     lookups = ArmLookups(read, threads=1)
-    first = [asyncio.create_task(lookups.ask("e", "s0")) for _ in range(3)]
+    first = [asyncio.create_task(lookups.look_up("e", "s0")) for _ in range(3)]
     await until_async(lambda: reads, "the first statement")
-    later = [asyncio.create_task(lookups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
+    later = [asyncio.create_task(lookups.look_up("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
     await asyncio.sleep(0.01)
     later[0].cancel()  # it leaves, and the others have their answers
     gate.set()
@@ -63,9 +63,9 @@ async def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew()
         return {}
 
     lookups = ArmLookups(read, threads=1)
-    results = await asyncio.gather(*(lookups.ask("e", "s") for _ in range(2)), return_exceptions=True)
+    results = await asyncio.gather(*(lookups.look_up("e", "s") for _ in range(2)), return_exceptions=True)
     assert [str(error) for error in results] == ["away", "away"]
-    assert await lookups.ask("e", "s") is None
+    assert await lookups.look_up("e", "s") is None
     lookups.close()
 
 
@@ -79,9 +79,9 @@ async def test_a_statement_that_hangs_stops_no_other():
         return {}
 
     lookups = ArmLookups(read, threads=2)
-    slow = asyncio.create_task(lookups.ask("e", "slow"))
+    slow = asyncio.create_task(lookups.look_up("e", "slow"))
     await until_async(begun.is_set, "the slow statement")
-    assert await lookups.ask("e", "quick") is None
+    assert await lookups.look_up("e", "quick") is None
     assert not slow.done()
     hung.set()
     await slow

@@ -178,13 +178,13 @@ async def test_units_that_never_can_have_been_in_are_not_looked_up(bundles, tmp_
     for population in ({"share": 0.5}, {"share": 0.4}):
         async with serving(gateway(bundles, tmp_path, population)) as (client, app):
             units_read: list[str] = []
-            read = app.service.assigner.lookups.ask
+            read = app.service.assigner.lookups.look_up
 
-            async def ask(experiment: str, unit: str, read=read, units_read=units_read) -> Any:
+            async def look_up(experiment: str, unit: str, read=read, units_read=units_read) -> Any:
                 units_read.append(unit)
                 return await read(experiment, unit)
 
-            monkeypatch.setattr(app.service.assigner.lookups, "ask", ask)
+            monkeypatch.setattr(app.service.assigner.lookups, "look_up", look_up)
             for k in range(60):
                 await act(client, f"s{population['share']}-{k}")
     between = {

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from marl_ray.config.serving.population import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.json_types import JsonSchema
-from marl_ray.serving.handlers.acting.act import ACT_FIELDS
-from marl_ray.serving.handlers.acting.assign import ASSIGN_FIELDS
+from marl_ray.serving.handlers.actions.act import ACT_FIELDS
+from marl_ray.serving.handlers.actions.assign import ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiment_actions import MAX_REASON_LENGTH
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS
 from marl_ray.serving.handlers.openai.schemas import OPENAI_REQUESTS

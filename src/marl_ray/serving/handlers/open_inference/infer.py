@@ -8,7 +8,7 @@ import orjson
 
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import consists_of
-from marl_ray.serving.handlers.acting.act import answer_act
+from marl_ray.serving.handlers.actions.act import answer_act
 from marl_ray.serving.handlers.open_inference.models import (
     ACTION_SUFFIX,
     DATATYPES,

@@ -11,7 +11,7 @@ import orjson
 
 from marl_ray import __version__
 from marl_ray.policies.bundles.actor_critic import Bundle
-from marl_ray.serving.handlers import upkeep
+from marl_ray.serving.handlers import health
 from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
@@ -56,7 +56,7 @@ async def server_live(service: Service, request: Request) -> Response:
 
 async def server_ready(service: Service, request: Request) -> Response:
     """Answer `GET /v2/health/ready`, as `/ready`."""
-    response = await upkeep.readiness(service, request)
+    response = await health.readiness(service, request)
     return Response(orjson.dumps({"ready": response.status == 200}), response.status)
 
 

@@ -8,7 +8,7 @@ from toy_serving.gateways import serving
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.arms.actor_critic import ArmBatcher
-from marl_ray.serving.holding import arm_holder
+from marl_ray.serving.loaded_arms import arm_holder
 
 
 async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(config):

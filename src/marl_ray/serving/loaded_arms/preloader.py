@@ -6,7 +6,7 @@ import time
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.serving.holding.live_experiments import LiveExperiments
+from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 
 PRELOADED_S = 86_400.0
 """Seconds that a preloaded bundle is held while no experiment uses it."""

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.facade import Stores
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.serving.following.ended_experiments import EndedExperiments
-from marl_ray.serving.following.evidence_round import EvidenceRound
-from marl_ray.serving.following.state_poll import StatePoll
-from marl_ray.serving.holding.arm_holder import ArmHolder
-from marl_ray.serving.holding.live_experiments import LiveExperiments
-from marl_ray.serving.holding.preloading import Preloader
+from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
+from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
+from marl_ray.serving.loaded_arms.preloader import Preloader
 from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.unit_reports import UnitReports
+from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
+from marl_ray.serving.store_poll.evidence_round import EvidenceRound
+from marl_ray.serving.store_poll.state_poll import StatePoll
 
 POLL_S = 0.25
 """Seconds between polls; every replica sees a change of weights or state within this time and one short query."""

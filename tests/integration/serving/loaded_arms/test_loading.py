@@ -19,9 +19,9 @@ from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving.holding import loaded_bundles
-from marl_ray.serving.holding.loaded_bundles import check_configured
-from marl_ray.serving.holding.needed_arms import arms_to_hold
+from marl_ray.serving.loaded_arms import loaded_bundles
+from marl_ray.serving.loaded_arms.loaded_bundles import check_configured
+from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 
@@ -274,8 +274,9 @@ def state(
     name: str, status: ExperimentStatus, created: float, weights: dict[str, float], **more: Any
 ) -> AssignmentState:
     fields: dict[str, Any] = {"experiment": name, "epoch": 1, "status": status, "stage": 0, "weights": weights}
-    fields |= {"control": "a", "salt": name, "shadows": (), "rolled_back": frozenset(), "cut": False, "layer": None}
+    fields |= {"control": "a", "salt": name, "shadows": (), "rolled_back": frozenset(), "on_rollback": "drain"}
     fields |= {
+        "layer": None,
         "layer_share": (0.0, 1.0),
         "endpoint": "game",
         "randomize": "session",
@@ -302,5 +303,7 @@ def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
     successor = state("successor", ExperimentStatus.RUNNING, now - 60, {"a": 1.0})
     needed_arms = arms_to_hold([older, successor, won], now)  # sessions of the last one finish there
     assert (needed_arms["won"], needed_arms["older"]) == ({"a", "b", "c"}, set())
-    ended = state("gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
+    ended = state(
+        "gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), on_rollback="cut"
+    )
     assert arms_to_hold([ended], now) == {"gone": {"a"}}

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.facade import Stores
-from marl_ray.serving.following.ended_experiments import EndedExperiments
-from marl_ray.serving.holding.arm_holder import ArmHolder
-from marl_ray.serving.holding.live_experiments import LiveExperiments
+from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
+from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 from marl_ray.serving.rollout_decisions.rollout_control import decide
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
+from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 
 WINNER_S = 30.0
 """Seconds between looks at the evidence of a promoted experiment that serves its endpoint and still gets units. Any

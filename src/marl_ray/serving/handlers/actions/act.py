@@ -10,8 +10,8 @@ import orjson
 from marl_ray.errors import FieldError
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.serving.handlers.acting.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
-from marl_ray.serving.handlers.acting.text_acts import check_texts
+from marl_ray.serving.handlers.actions.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
+from marl_ray.serving.handlers.actions.text_acts import check_texts
 from marl_ray.serving.handlers.texts.records import log_text
 from marl_ray.serving.handlers.texts.written_response import total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id

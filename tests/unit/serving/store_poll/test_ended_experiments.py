@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.routing.endpoints import DRAIN_S
+from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
-from marl_ray.serving.holding.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.http.keys import Keys
+from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 
 _log = logging.getLogger(__name__)
 

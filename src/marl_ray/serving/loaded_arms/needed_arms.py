@@ -40,7 +40,7 @@ def arms_to_hold(
         over = max(successors.get(name, -DRAIN_S), (ended or {}).get(name, -DRAIN_S))
         arms = set()
         if state.status in OPEN_STATUSES or now - over < DRAIN_S:
-            arms = set(state.weights) - (state.rolled_back if state.cut else frozenset())
+            arms = set(state.weights) - (state.rolled_back if state.on_rollback == "cut" else frozenset())
         elif newest.get(state.endpoint) is state:
             arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
         arms_of[name] = frozenset(arms)

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.arms.protocol import Arm, TextArm
-from marl_ray.serving.holding.live_experiments import LiveExperiments
-from marl_ray.serving.holding.loaded_bundles import check_arms, load_arms
-from marl_ray.serving.holding.needed_arms import arms_to_hold, served_here
+from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
+from marl_ray.serving.loaded_arms.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.routing.router import Router
 
 ROUND_S = 15.0

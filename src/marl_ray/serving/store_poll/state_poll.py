@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving.following.ended_experiments import EndedExperiments
-from marl_ray.serving.holding.arm_holder import ArmHolder
-from marl_ray.serving.holding.live_experiments import LiveExperiments
-from marl_ray.serving.holding.needed_arms import API_ORIGIN
+from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
+from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
+from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
 from marl_ray.serving.rollout_decisions.rollout_control import config_of
 from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.holding.loaded_bundles import BundleCache, LoadedExperiment
+from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router

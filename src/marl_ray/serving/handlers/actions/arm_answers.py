@@ -10,7 +10,7 @@ import orjson
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass_number
 from marl_ray.serving.arms.protocol import Answer, is_text
 from marl_ray.serving.arms.response_cache import ResponseCache, cache_key
-from marl_ray.serving.handlers.acting.text_acts import Exchanges, act_by_text
+from marl_ray.serving.handlers.actions.text_acts import Exchanges, act_by_text
 from marl_ray.serving.handlers.texts.records import shadow_text
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.router import Router
