@@ -5,7 +5,7 @@ accepted, for a newer gateway may have more.
 """
 
 import re
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -149,7 +149,7 @@ class _EndpointList(TypedDict):
 
 
 _EXPERIMENT = "/v1/experiments/[^/]+"
-ANSWERS: dict[tuple[str, str], TypeAdapter[Any]] = {
+ANSWERS: dict[tuple[str, str], TypeAdapter[object]] = {
     ("POST", "/v1/act"): TypeAdapter(_ActAnswer),
     ("POST", "/generate"): TypeAdapter(_GenerateAnswer),
     ("POST", "/v1/outcomes"): TypeAdapter(_SessionAnswer),
