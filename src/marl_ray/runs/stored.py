@@ -45,7 +45,7 @@ class StoredEntry:
     """The folder of a run or of a sweep."""
 
     kind: ClassVar[str]
-    """`run`, `sweep` or `attempt`."""
+    """`run`, `sweep`, `attempt` or `damaged`."""
     storage: str
     """Folder or URI, as the user named it."""
     name: str
@@ -148,23 +148,33 @@ class StoredAttempt(StoredEntry):
         )
 
 
+@dataclass(frozen=True)
+class DamagedEntry(StoredEntry):
+    """A folder whose record of a run or a sweep cannot be read."""
+
+    kind = "damaged"
+    error: MarlRayError
+    """The error of each command that needs the record; it names the file."""
+
+
 def _end_of(owner: Owner) -> StoredRunState:
     """Return the state that a driver has left which has not finished."""
     ended = owner.state in (StoredRunState.FAILED, StoredRunState.INTERRUPTED)
     return StoredRunState(owner.state) if ended else StoredRunState.DIED
 
 
-def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep | StoredAttempt]:
+def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep | StoredAttempt | DamagedEntry]:
     """Yield the runs and sweeps of a storage, by name; a storage that is not there yet has none.
 
-    Raises MarlRayError if it cannot be read.
+    A folder whose record cannot be read is a DamagedEntry. Raises MarlRayError if the storage cannot be read.
     """
     filesystem, root = open_storage(storage)
     for name in _folder_names(filesystem, root, storage):
+        entry: StoredRun | StoredSweep | StoredAttempt | DamagedEntry | None
         try:
             entry = _read_entry(filesystem, root, storage, name)
-        except MarlRayError:
-            continue  # a folder of something else
+        except MarlRayError as error:
+            entry = DamagedEntry(storage, name, filesystem, f"{root}/{name}", error)
         if entry is not None:
             yield entry
 

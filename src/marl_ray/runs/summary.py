@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
-from marl_ray.runs.stored import StoredAttempt, StoredRun, StoredSweep
+from marl_ray.runs.stored import DamagedEntry, StoredAttempt, StoredRun, StoredSweep
 from marl_ray.stored_files.folder_kinds import ERRORS_FOLDER, SWEEP_FILE
 from marl_ray.training.checkpoints.index import PublishedCheckpoint, find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -109,11 +109,13 @@ class RunDetails:
     """Files with the tracebacks of workers and of the driver."""
 
 
-def summary_of(run: StoredRun | StoredSweep | StoredAttempt) -> RunSummary:
+def summary_of(run: StoredRun | StoredSweep | StoredAttempt | DamagedEntry) -> RunSummary:
     """Return the summary of a run, a sweep, or an attempt at one.
 
-    Raises MarlRayError for a file of metrics, or records of a sweep, that are none.
+    Raises MarlRayError for a record, a file of metrics, or records of a sweep, that are none.
     """
+    if isinstance(run, DamagedEntry):
+        raise run.error
     if isinstance(run, StoredSweep):
         try:
             return _sweep_summary(run)

@@ -19,14 +19,15 @@ NO_GATEWAY = "http://127.0.0.1:9"
 def bodies():
     """Serve a gateway that accepts every POST, and yield its address and the bodies that it gets."""
     received: list[object] = []
+    answer = json.dumps({"experiment": "exp", "arm": "a", "text": "x"}).encode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             self.send_response(200)
-            self.send_header("content-length", "2")
+            self.send_header("content-length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(b"{}")
+            self.wfile.write(answer)
 
         def log_message(self, *_):
             """Print nothing."""

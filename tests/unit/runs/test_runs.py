@@ -70,6 +70,25 @@ def test_damaged_metrics_are_one_line_and_hide_no_other_run(storage, line):
     assert listed.stderr == marl_ray("runs", "show", "first", "--storage", storage).stderr == error
 
 
+@pytest.mark.parametrize("content", ['{"config": {"nam', "{}", "[]"])
+def test_a_damaged_record_is_one_line_and_hides_no_other_run(storage, content):
+    path = storage / "first" / "run.json"
+    path.write_text(content)
+    listed = marl_ray("runs", "ls", "--json", "--storage", storage)
+    assert [row["name"] for row in json.loads(listed.stdout)] == ["other", "second"]
+    assert listed.returncode == 0
+    assert listed.stderr == marl_ray("runs", "show", "first", "--storage", storage).stderr
+    assert re.fullmatch(f"marl-ray: storage: {path} is not the record of a run: .*; without this .*\n", listed.stderr)
+
+
+def test_a_storage_of_damaged_runs_is_not_called_empty(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.json").write_text("{")
+    listed = marl_ray("runs", "ls", "--storage", tmp_path)
+    assert listed.stdout == f"no run under {str(tmp_path)!r} can be read\n"
+    assert listed.stderr.startswith(f"marl-ray: storage: {tmp_path}/a/run.json is not the record of a run: ")
+
+
 def stored_sweep(storage: Path) -> None:
     """A sweep's folder, as far as commands read it."""
     (storage / "many").mkdir()
@@ -94,9 +113,7 @@ def test_damaged_records_of_a_sweep_are_one_line_and_hide_no_run(storage, key):
     path.write_text(path.read_text().replace(f'"{key}"', f'"{key[:-1]}_"'))
     listed = marl_ray("runs", "ls", "--json", "--storage", storage)
     assert [row["name"] for row in json.loads(listed.stdout)] == ["first", "other", "second"]
-    # Without `config` it is a folder of something else.
-    line = "" if key == "config" else f"marl-ray: {path} is not the record of a sweep: .*\n"
-    assert re.fullmatch(line, listed.stderr)
+    assert re.fullmatch(f"marl-ray: {path} is not the record of a sweep: .*\n", listed.stderr)
 
 
 def test_a_run_is_shown_with_its_files(storage):

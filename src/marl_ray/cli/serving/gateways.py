@@ -161,7 +161,7 @@ def export(
     from marl_ray.experiments.store.facade import open_stores
     from marl_ray.serving.logs.export import export as write
 
-    stores = open_stores(database)
+    stores = open_stores(database, is_read_only=True)
     try:
         exported = write(stores.experiments, stores.units, name, decisions, out)
     finally:

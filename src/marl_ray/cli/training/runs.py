@@ -26,20 +26,26 @@ RunName = Annotated[
 
 @runs_app.command("ls")
 def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
-    """List the runs and sweeps of a storage."""
+    """List the runs and sweeps of a storage.
+
+    Of a folder with a damaged file a line on stderr names the file.
+    """
     from marl_ray.runs.stored import list_stored, storage_hint
     from marl_ray.runs.summary import summary_of
 
-    summaries = []
+    summaries, are_some_damaged = [], False
     for entry in list_stored(storage):
         try:
             summaries.append(summary_of(entry))
         except MarlRayError as error:  # one damaged folder hides no other
+            are_some_damaged = True
             print(f"marl-ray: {error}", file=sys.stderr)
     heads = ("NAME", "STATE", "ALGORITHM", "ENVIRONMENT", "STEPS", "SCORE", "WHEN", "STORAGE")
     lines = (
         table_lines(heads, map(_summary_cells, summaries))
         if summaries
+        else [f"no run under {storage!r} can be read"]
+        if are_some_damaged
         else [f"no runs under {storage!r}{storage_hint(storage)}"]
     )
     show(as_json, summaries, lines)

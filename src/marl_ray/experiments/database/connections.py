@@ -1,5 +1,6 @@
 """Connections to the database of experiments: transactions, a clock, and one error for all failures."""
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.database import windows
-from marl_ray.experiments.database.migrations import upgrade
+from marl_ray.experiments.database.migrations import check_revision, upgrade
 from marl_ray.json_types import JsonObject
 
 BUSY_S = 10.0
@@ -30,14 +31,15 @@ class StoreError(MarlRayError):
 class Database:
     """One open database, which the stores share. Safe to use from several threads, processes and machines."""
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None):
+    def __init__(self, url: str, clock: Callable[[], float] | None = None, *, is_read_only: bool = False):
         """Connect to the database and bring its schema up to date.
 
-        `clock` (seconds since 1970) replaces the database's clock, by which windows run; it is for simulations. Raises
-        MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+        `clock` (seconds since 1970) replaces the database's clock, by which windows run; it is for simulations. With
+        `is_read_only` nothing is made or changed, and the database refuses every write. Raises MarlRayError unless the
+        URL is of a usable SQLite or PostgreSQL, and for a read-only one unless it is there and up to date.
         """
         self.clock = clock
-        self._engine = _open_engine(url)
+        self._engine = _open_engine(url, is_read_only)
         is_sqlite = self._engine.dialect.name == "sqlite"
         self._writer = self._engine.execution_options(writes=True)
         # SQLite's transactions see one state of the rows by themselves.
@@ -93,11 +95,11 @@ def _begin(engine: sa.Engine) -> Iterator[sa.Connection]:
         raise StoreError(f"experiment store: {one_line(error)}") from error
 
 
-def _open_engine(url: str) -> sa.Engine:
-    """Connect to the database and bring its schema up to date.
+def _open_engine(url: str, is_read_only: bool) -> sa.Engine:
+    """Connect to the database, and bring its schema up to date or, of a read-only one, check it.
 
     Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning. Raises
-    MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+    MarlRayError as `Database` does.
     """
     try:
         parsed = sa.make_url(url)
@@ -110,25 +112,32 @@ def _open_engine(url: str) -> sa.Engine:
     if kind == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
             raise MarlRayError("database: SQLite needs a file, such as sqlite:///runs/experiments.db")
+        if is_read_only and not Path(parsed.database).exists():
+            raise MarlRayError(f"database {shown!r} is not there; a gateway makes its database when it starts")
         arguments: JsonObject = {"timeout": BUSY_S}
     elif kind == "postgresql":
         # A transaction that its client has left must end, for no unit is judged meanwhile.
         waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": IDLE_TRANSACTION_S}
         options = " ".join(f"-c {name}={int(1000 * seconds)}" for name, seconds in waits.items())
+        options += " -c default_transaction_read_only=on" if is_read_only else ""
         arguments = {"connect_timeout": int(BUSY_S), "options": options}
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
     else:
         raise MarlRayError(f"database: expected sqlite or postgresql, got {kind!r}")
     try:
-        if kind == "sqlite":
+        if kind == "sqlite" and not is_read_only:
             Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
         # A connection that the server has dropped is replaced before it fails a request.
         engine = sa.create_engine(parsed, connect_args=arguments, pool_timeout=BUSY_S, pool_pre_ping=True)
         if kind == "sqlite":
-            sa.event.listen(engine, "connect", _set_up_sqlite)
+            sa.event.listen(engine, "connect", _set_up_sqlite_reader if is_read_only else _set_up_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
-        _upgrade(engine)
+        if is_read_only:
+            with engine.begin() as connection:
+                check_revision(connection)
+        else:
+            _upgrade(engine)
     except (SQLAlchemyError, OSError, ImportError) as error:
         raise MarlRayError(f"database {shown!r} cannot be opened: {one_line(error)}") from error
     return engine
@@ -153,6 +162,11 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
     # most the last commits when the machine does.
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _set_up_sqlite_reader(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only=ON")
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

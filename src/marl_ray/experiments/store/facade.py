@@ -28,7 +28,7 @@ class Stores:
         self.database.close()
 
 
-def open_stores(url: str, clock: Callable[[], float] | None = None) -> Stores:
+def open_stores(url: str, clock: Callable[[], float] | None = None, *, is_read_only: bool = False) -> Stores:
     """Open a database as `Database` does, and its stores."""
-    database = Database(url, clock)
+    database = Database(url, clock, is_read_only=is_read_only)
     return Stores(database, ExperimentStore(database), UnitStore(database), EvidenceStore(database))

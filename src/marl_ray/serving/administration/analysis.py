@@ -59,7 +59,7 @@ class PlanningNumbers:
 
 @contextmanager
 def _open_experiment(database: str, name: str) -> Iterator[tuple[Stores, ExperimentRecord, ExperimentConfig]]:
-    stores = open_stores(database)
+    stores = open_stores(database, is_read_only=True)
     try:
         record = stores.experiments.read(name)
         if record is None:

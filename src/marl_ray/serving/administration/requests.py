@@ -10,6 +10,7 @@ from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.serving.administration.answers import check_answer
 
 KEY_VARIABLE = "MARL_RAY_API_KEY"
 """Environment variable with the admin key."""
@@ -73,7 +74,8 @@ def request_json_with(
 def read_answer(answer: httpx.Response) -> JsonObject:
     """Return the JSON object of a gateway's answer.
 
-    Raises MarlRayError with the gateway's own words if it refuses, or if the answer is none of a gateway's.
+    Raises MarlRayError with the gateway's own words if it refuses, and with the key that is wrong if the answer is none
+    of a gateway's.
     """
     path = answer.request.url.path
     if answer.status_code not in (200, 201):
@@ -92,6 +94,12 @@ def read_answer(answer: httpx.Response) -> JsonObject:
         data = None
     if not isinstance(data, dict):
         raise MarlRayError(f"gateway {answer.request.url}: expected a JSON object, got {_shorten(answer.text)!r}")
+    try:
+        check_answer(answer.request.method, path, data)
+    except MarlRayError as error:
+        raise MarlRayError(
+            f"gateway {answer.request.url}: expected a gateway's answer, got {_shorten(answer.text)!r}: {error}"
+        ) from error
     return data
 
 
@@ -124,7 +132,7 @@ def deploy_bundle(
             raise MarlRayError(f"endpoint: expected one of {', '.join(endpoints) or 'none yet'}, or a new name")
         endpoint = next(iter(endpoints))
     earlier = endpoints.get(endpoint)
-    if earlier is None:
+    if earlier is None or earlier["production"] is None:
         return request_json(
             url, "/v1/experiments", {"name": endpoint, "arms": {"production": arm}} | options | {"reason": reason}
         )

@@ -274,8 +274,9 @@ def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
     assert re.match(r"effect 0\.0\d+, sd", out)  # a fifth of the control's mean
 
 
-def test_refusals_are_one_line(stored, capsys):
+def test_refusals_are_one_line(stored, tmp_path, capsys):
     stored.fill()
+    missing = f"sqlite:///{tmp_path}/typo/experiments.db"
     unexpected = []
     for words, message in (
         (("plan",), "--effect: expected a number"),
@@ -289,8 +290,11 @@ def test_refusals_are_one_line(stored, capsys):
         (("analyse", "grid", "--database", stored.url, "--alpha", "2"), "--alpha: expected"),
         (("analyse", "grid", "--database", stored.url, "--covariate", "luck"), "no judged unit has 'luck'"),
         (("analyse", "grid", "--database", "nonsense"), "database: expected"),
+        (("analyse", "grid", "--database", missing), f"database {missing!r} is not there; a gateway makes its"),
+        (("plan", "grid", "--database", missing), f"database {missing!r} is not there; a gateway makes its"),
     ):
         status, _, err = run(capsys, *words)
         if status != 2 or message not in err or err.count("\n") != 1:
             unexpected.append((words, status, err))
     assert unexpected == []
+    assert not (tmp_path / "typo").exists()

@@ -17,6 +17,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import find_run, list_stored
+from marl_ray.runs.summary import summary_of
 from marl_ray.training.checkpoints.index import checkpoint_name, kept_line, resume_line
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
@@ -124,17 +125,17 @@ def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_
     run_config = config(f"storage={tmp_path}")
     end_run(run_config)
     path = tmp_path / "toy" / "run.json"
-    written = path.read_bytes()
+    written, message = path.read_bytes(), r"^storage: .*/toy/run.json is not the record of a run: .*; without"
     for at in range(0, len(written), 61):
         damaged = bytearray(written)
         damaged[at] ^= 1 << at % 5  # the next bit makes 1E-05 of 1e-05
         path.write_bytes(damaged)
         for look in (lambda: read_finished_result(run_config), lambda: find_run("toy", str(tmp_path))):
-            with pytest.raises(
-                MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"
-            ):
+            with pytest.raises(MarlRayError, match=message):
                 look()
-        assert list(list_stored(str(tmp_path))) == []
+        (listed,) = list_stored(str(tmp_path))
+        with pytest.raises(MarlRayError, match=message):
+            summary_of(listed)
 
 
 def manifest(iteration: int, steps: int, identity: str = "1") -> CheckpointManifest:
