@@ -26,12 +26,12 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """(B, T) inputs; advantages and returns."""
     rows = []
-    for r, v, boot, decided, ended, cut in _rows(rewards, values, bootstrap, mask, terminated, truncated):
+    for r, v, boot, decisions, terminal, boundary in _rows(rewards, values, bootstrap, mask, terminated, truncated):
         row = [0.0] * len(r)
-        for episode in _episodes([a or b for a, b in zip(ended, cut, strict=True)]):
-            steps = [t for t in episode if decided[t]]
+        for episode in _episodes([a or b for a, b in zip(terminal, boundary, strict=True)]):
+            steps = [t for t in episode if decisions[t]]
             last = episode[-1]
-            next_value = 0.0 if ended[last] else boot[last]
+            next_value = 0.0 if terminal[last] else boot[last]
             next_advantage = 0.0
             for k in reversed(range(len(steps))):
                 t = steps[k]
@@ -44,9 +44,9 @@ def gae(
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Tensor:
+def reward_to_go(rewards: Tensor, mask: Tensor, is_last: Tensor, gamma: float) -> Tensor:
     result = []
-    for r, decided, ends in _rows(rewards, mask, cut):
+    for r, decided, ends in _rows(rewards, mask, is_last):
         row = [0.0] * len(r)
         for episode in _episodes(ends):
             for t in (t for t in episode if decided[t]):
@@ -183,7 +183,7 @@ def deviation(values: Sequence[float], ddof: int) -> float:
 
 
 def _episodes(ends: Sequence[bool]) -> Iterator[list[int]]:
-    """Lists of step numbers, cut after every True; what follows the last one is an episode too."""
+    """Lists of step numbers, each up to a True; what follows the last one is an episode too."""
     episode = []
     for t, end in enumerate(ends):
         episode.append(t)

@@ -42,6 +42,8 @@ class EnvBatch(Protocol):
     action_masks: list[np.ndarray | None]
     """Per group (copies, agents of the group, actions) bool, from `infos[agent]["action_mask"]`: all True for absent
     agents and those without one; None while the environment has given none."""
+    can_replay: bool = True
+    """False if `replay` takes no steps, so that an episode in its middle can only begin anew."""
 
     def reset(self, copy: int, seed: int) -> None:
         """Begin an episode in one copy."""
@@ -68,7 +70,8 @@ class EnvBatch(Protocol):
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         """Reset a copy and take the given steps, after which everything is as if `step` had played them.
 
-        Each step has the actions of every group, `(agents of the group, *action shape)`.
+        Each step has the actions of every group, `(agents of the group, *action shape)`. Nothing calls it where
+        `can_replay` is False.
         """
 
     def close(self) -> None:

@@ -46,16 +46,17 @@ def make_batch(
 ) -> EnvBatch:
     """Return `copies` of the environment, which step together.
 
-    `groups` hold every possible agent once, `signals` is the number of cost signals. Raises MarlRayError
-    as `make_env` does.
+    `groups` hold every possible agent once, `signals` is the number of cost signals. An environment that offers a batch
+    is closed as soon as the batch is made. Raises MarlRayError as `make_env` does.
     """
-    with ExitStack() as unfinished:  # closes the first copy where the batch cannot be made
-        env = unfinished.enter_context(closing(make_env(config, constraints)))
+    with ExitStack() as unneeded:  # closes the environment unless it becomes the loop's first copy
+        env = unneeded.enter_context(closing(make_env(config, constraints)))
         batch = _offered_batch(config, env, copies, groups, signals, constraints)
-        if batch is None:
-            batch = EnvLoop(config, copies, groups, signals, constraints, env)
-        unfinished.pop_all()
-    return batch
+        if batch is not None:
+            return batch
+        loop = EnvLoop(config, copies, groups, signals, constraints, env)
+        unneeded.pop_all()
+    return loop
 
 
 def _offered_batch(
@@ -79,18 +80,17 @@ def _offered_batch(
     offer = getattr(env, "batch", None)
     if batch is None and callable(offer):
         batch = offer(copies, groups, signals)
-    if batch is not None and len(batch.alive) != copies:
-        raise MarlRayError(f"env.id: the batch of {config.id} has {len(batch.alive)} copies, expected {copies}")
+    if batch is not None and (number := len(batch.alive)) != copies:
+        batch.close()
+        raise MarlRayError(f"env.id: the batch of {config.id} has {number} copies, expected {copies}")
     return batch
 
 
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), branches: bool = False) -> None:
-    """Build, reset and step the environment once.
+    """Build, reset and step the environment once, so that its compiled functions are on disk before workers need them.
 
-    Then its compiled functions are on disk before workers need them.
-
-    branches: episodes will be copied in their middle. Raises MarlRayError as `make_env` and `check_reward` do, if a reward
-    of that step is not finite, and with `branches` if the environment cannot be copied.
+    `branches` says that episodes will be copied in their middle. Raises MarlRayError as `make_env` and `check_reward` do,
+    if a reward of that step is not finite, and with `branches` if the environment cannot be copied.
     """
     env = make_env(config, constraints)
     try:
@@ -129,14 +129,14 @@ def _step_batch(config: EnvConfig, env: "ParallelEnv", constraints: Sequence[Con
     batch = _offered_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
     if batch is None:
         return
-    batch.reset(0, 0)
-    views = [env.observation_space(agent) for agent in agents]
-    if all(isinstance(space, spaces.Box) for space in views):
-        batch.observe([np.zeros((1, 1, math.prod(space.shape)), np.float32) for space in views])
-    masks = [None if mask is None else mask[0, 0] for mask in batch.action_masks]
-    actions = [sample_action(env.action_space(agent), mask) for agent, mask in zip(agents, masks, strict=True)]
-    batch.step([np.asarray(action)[None, None] for action in actions])
-    batch.close()
+    with closing(batch):
+        batch.reset(0, 0)
+        views = [env.observation_space(agent) for agent in agents]
+        if all(isinstance(space, spaces.Box) for space in views):
+            batch.observe([np.zeros((1, 1, math.prod(space.shape)), np.float32) for space in views])
+        masks = [None if mask is None else mask[0, 0] for mask in batch.action_masks]
+        actions = [sample_action(env.action_space(agent), mask) for agent, mask in zip(agents, masks, strict=True)]
+        batch.step([np.asarray(action)[None, None] for action in actions])
 
 
 class EnvLoop(EnvBatch):

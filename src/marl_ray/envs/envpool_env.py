@@ -42,6 +42,7 @@ class EnvPoolEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZo
         self.name, self.kwargs, self.render_mode = name, {"num_threads": 1} | kwargs, None
         self.pool = self._pool([0])
         if (players := self.pool.config.get("max_num_players", 1)) != 1:
+            self.pool.close()
             raise MarlRayError(f"env.id: {PREFIX + name!r} has {players} players, expected one")
         self.possible_agents = [AGENT]
         self.agents: list[str] = []

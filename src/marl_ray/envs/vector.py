@@ -1,6 +1,7 @@
 """Copies of one-agent environments that Gymnasium's `VectorEnv` or EnvPool steps together."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class VectorBatch(EnvBatch):
 
     has_automatic_reset = False
     """True if an ended copy may be stepped, and begins its next episode by itself."""
+    can_replay = False
 
     def __init__(self, vector: Any, groups: Sequence[Sequence[str]], signals: int):
         """Make a batch of the copies of `vector`, which has as many as the batch.
@@ -79,8 +81,8 @@ class VectorBatch(EnvBatch):
             rows[0][numbers, 0] = self.latest[numbers] - self.offset if self.offset else self.latest[numbers]
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
-        """Begin the episode anew: its copies cannot be stepped apart from each other."""
-        self.reset(copy, seed)
+        """Raise NotImplementedError: copies of a vector cannot be stepped apart from each other."""
+        raise NotImplementedError("a VectorEnv steps all copies at once")
 
     @override
     def metrics(self, copy: int) -> dict[str, float]:
@@ -159,10 +161,13 @@ class PoolBatch(VectorBatch):
 
     has_automatic_reset = True
 
-    def __init__(self, make: Callable[[list[int]], object], copies: int, groups: Sequence[Sequence[str]], signals: int):
-        """`make` makes the pool of as many copies as there are seeds."""
+    def __init__(self, make: Callable[[list[int]], Any], copies: int, groups: Sequence[Sequence[str]], signals: int):
+        """`make` makes the pool of as many copies as there are seeds. The errors are those of `VectorBatch`."""
         self.make = make
-        super().__init__(make([0] * copies), groups, signals)
+        with ExitStack() as unfinished:  # closes the pool where the batch cannot be made
+            pool = unfinished.enter_context(closing(make([0] * copies)))
+            super().__init__(pool, groups, signals)
+            unfinished.pop_all()
         shape: tuple[int, ...] = self.vector.single_observation_space.shape or ()
         self.channels_first = len(shape) == 3 and shape[0] < shape[-1]
 

@@ -46,7 +46,7 @@ def test_a_model_learns_to_prefer(tmp_path):
 
 
 @pytest.mark.parametrize("more", ["train.micro_batch=3", "hyper.minibatches=2", "team.speaker.model.lora={rank: 2}"])
-def test_pairs_stay_together_however_a_batch_is_cut(tmp_path, more):
+def test_pairs_stay_together_however_a_batch_is_divided(tmp_path, more):
     data = write_pairs(tmp_path / "pairs.jsonl", 16)
     short = [*LEARN, f"data={data}", "train.total_steps=32"]
     rows = train_alone(config(*short, more))

@@ -57,7 +57,7 @@ def allow(states: Any, masks: Any, fault: int) -> None:
 
 
 class Relay:
-    """Three agents that leave after different steps, one of them cut before the others end.
+    """Three agents that leave after different steps, one of them truncated before the others end.
 
     They have masks, two costs, and actions that begin at other numbers.
     """
@@ -123,7 +123,7 @@ def assert_equal(batch: Batch, reference: Batch) -> None:
 PLANS = {
     "running": CollectPlan(11),
     "whole": CollectPlan(9, has_whole_episodes=True, group_size=2, has_greedy_copies=True),
-    "cut": CollectPlan(4, has_whole_episodes=True, group_size=2),
+    "truncated": CollectPlan(4, has_whole_episodes=True, group_size=2),
 }
 
 

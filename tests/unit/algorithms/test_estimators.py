@@ -91,8 +91,8 @@ def groups(draw):
 @given(batches, st.floats(0, 1))
 def test_reward_to_go_equals_the_loop(batch, gamma):
     generator, mask = batch
-    rewards, cut = numbers(generator, *mask.shape), torch.rand(mask.shape, generator=generator) < 0.2
-    close(reward_to_go(rewards, mask, cut, gamma), references.reward_to_go(rewards, mask, cut, gamma))
+    rewards, is_last = numbers(generator, *mask.shape), torch.rand(mask.shape, generator=generator) < 0.2
+    close(reward_to_go(rewards, mask, is_last, gamma), references.reward_to_go(rewards, mask, is_last, gamma))
     close(sequence_scores(rewards), torch.tensor([math.fsum(row) for row in rewards.tolist()], dtype=torch.float64))
 
 
@@ -196,15 +196,15 @@ def test_weighted_losses_sum_to_the_aggregate(batch):
 
 
 @given(batch=batches, parts=st.integers(1, 4), extra=st.integers(0, 3))
-def test_weights_do_not_depend_on_how_the_minibatch_is_cut_or_padded(batch, parts, extra):
+def test_weights_do_not_depend_on_how_the_minibatch_is_divided_or_padded(batch, parts, extra):
     _, mask = batch
     tokens, sequences = count_tokens_and_sequences(mask)
     pieces, wide = mask.chunk(parts), torch.cat((mask, mask.new_zeros(len(mask), extra)), 1)
     assert torch.equal(sum(count_tokens_and_sequences(piece) for piece in pieces), count_tokens_and_sequences(mask))
     for mode in MODES:
         full = loss_weights(mask, mode, tokens, sequences, 17, torch.float64)
-        cut = [loss_weights(piece, mode, tokens, sequences, 17, torch.float64) for piece in pieces]
-        close(torch.cat(cut), full, mode)
+        divided = [loss_weights(piece, mode, tokens, sequences, 17, torch.float64) for piece in pieces]
+        close(torch.cat(divided), full, mode)
         counts = count_tokens_and_sequences(wide)
         padded = loss_weights(wide, mode, *counts, fixed_length=17, dtype=torch.float64)
         close(padded[:, : mask.shape[1]], full, mode)

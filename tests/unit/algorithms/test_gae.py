@@ -18,7 +18,7 @@ def gae(*arguments, **named):
 
 
 def reference(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam):
-    """A_t = sum over k of (gamma lam)^k delta_{t+k} along each row's own steps until the row is cut; O(T^2), float64."""
+    """A_t = sum over k of (gamma lam)^k delta_{t+k} along each row's own steps up to a boundary; O(T^2), float64."""
     advantages = torch.zeros_like(rewards)
     for b in range(len(rewards)):
         segments, current = [], []

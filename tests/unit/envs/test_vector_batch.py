@@ -1,20 +1,28 @@
 """Batches that a library steps: Gymnasium's vector environments, and EnvPool's pools where EnvPool is installed."""
 
-from typing import Any
+import sys
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.config import NetworkConfig
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.batch import EnvBatch
-from marl_ray.envs.copies import EnvLoop, make_batch
+from marl_ray.envs.copies import EnvLoop, make_batch, warm_up
 from marl_ray.envs.gymnasium_env import SingleAgentEnv
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.vector import PoolBatch, VectorBatch
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.policy import ActorCritic
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.protocol import CollectPlan
 
 AGENTS = [["agent"]]
 
@@ -100,6 +108,114 @@ def test_a_gymnasium_vector_that_resets_itself_is_refused(mode):
         VectorBatch(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=mode), AGENTS, 1)
 
 
+class Counting(gymnasium.Env):
+    """Pays 1 for each of the 20 steps of an episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 20, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    render_mode = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, self.steps == 20, False, {"cost": 2.0}
+
+
+class CountingBatches(SingleAgentEnv):
+    """Offers a batch of `mismatch` more copies than it is asked for, and counts what is open."""
+
+    open: ClassVar[list[str]] = []
+
+    def __init__(self, mismatch: int = 0, step_fails: bool = False):
+        super().__init__(Counting(), "counting")
+        self.mismatch, self.step_fails = mismatch, step_fails
+        self.open.append("env")
+
+    def close(self) -> None:
+        self.open.remove("env")
+
+    def batch(self, copies: int, groups: Any, signals: int) -> "CountedBatch":
+        vector = SyncVectorEnv([Counting] * (copies + self.mismatch), autoreset_mode=AutoresetMode.DISABLED)
+        self.open.append("batch")
+        return CountedBatch(vector, groups, signals, self.step_fails)
+
+
+class CountedBatch(VectorBatch):
+    def __init__(self, vector: Any, groups: Any, signals: int, step_fails: bool):
+        super().__init__(vector, groups, signals)
+        self.step_fails = step_fails
+
+    def step(self, actions: Any) -> Any:
+        if self.step_fails:
+            raise MarlRayError("no step is possible")
+        return super().step(actions)
+
+    def close(self) -> None:
+        super().close()
+        CountingBatches.open.remove("batch")
+
+
+@pytest.fixture
+def open_parts(monkeypatch, request):
+    """The environments and batches that CountingBatches has open, which ids of this file name."""
+    monkeypatch.setitem(sys.modules, "test_vector_batch", request.module)
+    monkeypatch.setattr(CountingBatches, "open", [])
+    return CountingBatches.open
+
+
+def test_the_environment_that_offers_a_batch_is_closed_when_its_batch_is_taken(open_parts):
+    batch = make_batch(EnvConfig(id="test_vector_batch:CountingBatches"), 3, AGENTS)
+    assert open_parts == ["batch"]
+    batch.close()
+    assert not open_parts
+
+
+def test_a_batch_of_too_many_copies_is_refused_and_closed(open_parts):
+    config = EnvConfig(id="test_vector_batch:CountingBatches", kwargs={"mismatch": 1})
+    with pytest.raises(MarlRayError, match=r"^env\.id: the batch of \S+ has 4 copies, expected 3$"):
+        make_batch(config, 3, AGENTS)
+    assert not open_parts
+
+
+def test_a_check_of_an_environment_closes_a_batch_whose_step_fails(open_parts):
+    config = EnvConfig(id="test_vector_batch:CountingBatches", kwargs={"step_fails": True})
+    with pytest.raises(MarlRayError, match=r"^no step is possible$"):
+        warm_up(config)
+    assert not open_parts
+
+
+def test_a_resumed_collector_counts_the_episodes_that_begin_anew_from_zero():
+    env, players = CountingBatches(), {"all": Player(counting_policy(), ["agent"], ValueNorm())}
+
+    def collector(state: Any = None) -> Collector:
+        return Collector(env, env.batch(2, AGENTS, 1), {"all": ["agent"]}, range(2), CollectPlan(15), 0, state=state)
+
+    first = collector()
+    first.collect(players, 0)
+    resumed = collector(first.state())
+    assert resumed.lengths.tolist() == resumed.returns.tolist() == [0, 0]
+    state = resumed.state()
+    episodes = [*resumed.collect(players, 1).episodes, *resumed.collect(players, 2).episodes]
+    # The first run's step 15 is where they begin, and their 20th step is the fifth of the second batch.
+    assert [(e.copy, e.start, e.step, e.length, e.episode_return, e.costs) for e in episodes] == [
+        (copy, 15, 4, 20, 20.0, (40.0,)) for copy in range(2)
+    ]
+    assert [e.decisions for e in episodes] == [{"all": 20}] * 2
+    # A checkpoint before the next step has the episodes without a step of the old ones.
+    again = collector(state)
+    assert again.episode.tolist() == [0, 0] and again.history.steps == []
+
+
+def counting_policy() -> ActorCritic:
+    torch.manual_seed(0)
+    network = NetworkConfig(hidden=(8,))
+    return ActorCritic(Counting.observation_space, Counting.action_space, network, "local", None, 1)
+
+
 def test_an_envpool_id_without_envpool_says_what_to_install():
     try:
         import envpool  # noqa: F401
@@ -149,7 +265,42 @@ def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name)
     assert "batch" in [each.name for each in properties]
 
 
-def test_a_pool_of_several_players_is_refused():
-    pytest.importorskip("envpool")
+@pytest.fixture
+def open_pools(monkeypatch):
+    """The pools that are open now."""
+    envpool = pytest.importorskip("envpool")
+    pools, make = [], envpool.make
+
+    def make_counted(*args: Any, **kwargs: Any) -> Any:
+        pool = make(*args, **kwargs)
+        pools.append(pool)
+        close = pool.close
+
+        def close_counted() -> None:
+            close()
+            pools[:] = [other for other in pools if other is not pool]
+
+        pool.close = close_counted
+        return pool
+
+    monkeypatch.setattr(envpool, "make", make_counted)
+    return pools
+
+
+def test_a_pool_of_several_players_is_refused_and_closed(open_pools):
     with pytest.raises(MarlRayError, match=r"env\.id: 'envpool.IntersectionMultiAgent-v0' has 2 players, expected one"):
         make_env(EnvConfig(id="envpool.IntersectionMultiAgent-v0"))
+    assert not open_pools
+
+
+def test_a_batch_of_a_pool_leaves_no_other_pool_open(open_pools):
+    batch = make_batch(EnvConfig(id="envpool.CartPole-v1"), 3, AGENTS)
+    assert isinstance(batch, PoolBatch) and open_pools == [batch.vector]
+    batch.close()
+    assert not open_pools
+
+
+def test_a_pool_whose_batch_is_refused_is_closed(open_pools):
+    with pytest.raises(MarlRayError, match=r"^groups: \[\['agent'\], \['other'\]\] expected to hold each of"):
+        make_batch(EnvConfig(id="envpool.CartPole-v1"), 3, [["agent"], ["other"]])
+    assert not open_pools

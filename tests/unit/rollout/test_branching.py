@@ -146,7 +146,7 @@ def test_a_prompt_that_is_too_long_for_the_first_member_is_not_branched():
     batch = collector(Long, BOTH, range(4), PLAN).collect(players(BOTH, Scripted(WORDS[:5])), 0)
     assert [(episode.length, episode.truncated) for episode in batch.episodes] == [(2, True)] * 4
     data = batch.trajectories["shared"]
-    # Three branches of the second turn, which the long prompt cuts too.
+    # Three branches of the second turn, which the long prompt truncates too.
     assert len(data.mask) == 4 * 2 + 3 and batch.steps == 4 * 2 + 3
 
 

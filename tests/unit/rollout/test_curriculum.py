@@ -49,12 +49,12 @@ def test_levels_are_the_environments():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.25, 1.0])), max_size=30), st.integers(0, 30))
-def test_a_running_mean_continues_from_its_state(outcomes, cut):
+def test_a_running_mean_continues_from_its_state(outcomes, count):
     unbroken, first = Curriculum("easiest_first", Echo(), {}), Curriculum("easiest_first", Echo(), {})
     unbroken.add(outcomes)
-    first.add(outcomes[:cut])
+    first.add(outcomes[:count])
     second = Curriculum("easiest_first", Echo(), first.state())
-    second.add(outcomes[cut:])
+    second.add(outcomes[count:])
     assert second.state() == unbroken.state()
     for index in {index for index, _ in outcomes}:
         shares = [share for i, share in outcomes if i == index]

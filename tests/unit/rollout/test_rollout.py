@@ -1,4 +1,4 @@
-"""The collector: one layout, right boundaries, and data that does not depend on how the copies are cut up."""
+"""The collector: one layout, right boundaries, and data that does not depend on how the copies are divided."""
 
 import numpy as np
 import pytest

@@ -60,7 +60,7 @@ def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
     assert not data.values.any() and not data.bootstrap.any() and data.cost_values.shape == (*data.mask.shape, 1)
 
 
-def test_a_response_that_is_cut_is_truncated():
+def test_a_response_without_an_end_is_truncated():
     data = collector(Talk, BOTH).collect(players(BOTH, Scripted(ends=False)), 0).trajectories["shared"]
     assert not data.terminated.any() and data.truncated.sum(1).eq(1).all()
     assert (data.truncated.long().argmax(1) == data.mask.sum(1) - 1).all()
@@ -112,7 +112,7 @@ def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
         assert episode.tokens == sum(len(spoken_text.encode()) + 1 for _, spoken_text, _, _ in order)
 
 
-def test_episodes_are_cut_after_horizon_turns():
+def test_episodes_are_truncated_after_horizon_turns():
     batch = collector(partial(Talk, 9), BOTH, plan=CollectPlan(3, has_whole_episodes=True)).collect(
         players(BOTH, Scripted(["no", "cat"])), 0
     )
@@ -316,14 +316,15 @@ def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
     strict, team = partial(Strict, cost=("tokens",)), players(BOTH, Scripted(["stop", "cat", "cat", "a cat"]))
     batch = collector(strict, BOTH, range(16)).collect(team, 0)
     answers = texts(batch.trajectories["shared"])
-    cut = [episode.truncated for episode in batch.episodes]
-    assert any(cut) and not all(cut) and sum(cut) == answers.count("a cat")
+    truncated = [episode.truncated for episode in batch.episodes]
+    assert any(truncated) and not all(truncated) and sum(truncated) == answers.count("a cat")
     assert all(episode.solved is None for episode in batch.episodes if episode.truncated)
     data = batch.trajectories["shared"]
     counted = [batch.sums[f"{agent}/refused"] for agent in BOTH["shared"]]
-    assert sum(refused for refused, _ in counted) == sum(cut) and sum(turns for _, turns in counted) == len(answers)
+    assert sum(refused for refused, _ in counted) == sum(truncated)
+    assert sum(turns for _, turns in counted) == len(answers)
     refused = torch.tensor([text == "a cat" for text in answers])
-    assert not data.rewards[refused].any() and data.costs.sum(1)[refused, 0].tolist() == [6.0] * sum(cut)
+    assert not data.rewards[refused].any() and data.costs.sum(1)[refused, 0].tolist() == [6.0] * sum(truncated)
     with pytest.raises(AssertionError):
         collector(partial(Broken, error=AssertionError("own")), ALONE).collect(players(ALONE, Scripted(["cat"])), 0)
 
@@ -350,19 +351,19 @@ def test_an_episode_that_nobody_can_begin_is_empty():
     assert mean_metrics([batch.sums])["asker/prompt_too_long"] == 1
 
 
-def test_an_episode_that_was_cut_is_not_solved():
+def test_a_truncated_episode_is_not_solved():
     """The share is of all episodes, on any number of workers, wherever the others of the batch are."""
     engine = Scripted(["stop", "no"])
     short = CollectPlan(2, has_whole_episodes=True)
     batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
-    cut = sum(episode.truncated for episode in batch.episodes)
-    assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.truncated)
+    truncated = sum(episode.truncated for episode in batch.episodes)
+    assert 0 < truncated < 40 and all(episode.solved is None for episode in batch.episodes if episode.truncated)
     assert mean_metrics([batch.sums])["env/solved"] == 0
     solved = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, Scripted(["stop a", "cat"])), 0)
-    assert "env/solved" not in mean_metrics([solved.sums])  # all are cut, so nobody knows that this one tells
+    assert "env/solved" not in mean_metrics([solved.sums])  # all are truncated, so nobody knows that this one tells
 
 
-def test_a_curriculum_goes_on_when_episodes_are_cut():
+def test_a_curriculum_counts_truncated_episodes_as_unsolved():
     made = collector(partial(RepeatedTalk, first="long " * 200), BOTH, curriculum="toys.text_envs:least_solved")
     made.collect(players(BOTH), 0)
     assert set(made.curriculum.solved.values()) == {0.0}

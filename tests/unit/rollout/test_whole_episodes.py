@@ -1,4 +1,4 @@
-"""Batches of whole episodes: shared starts, greedy members, refilled groups, forced moves, long episodes that are cut."""
+"""Batches of whole episodes: shared starts, greedy members, refilled groups, forced moves, truncated episodes."""
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def test_the_first_member_plays_greedily():
     assert not torch.equal(data.actions[data.mask], likely.reshape(data.actions.shape)[data.mask])
 
 
-def test_long_episodes_are_cut_and_valued():
+def test_long_episodes_are_truncated_and_valued():
     plan = CollectPlan(4, has_whole_episodes=True)
     envs = make_batch(EnvConfig(id="toys.envs:countdown", kwargs={"length": 9, "agents": ["a"]}), 2, [["a"]])
     env = Countdown(length=9, agents=("a",))

@@ -31,14 +31,14 @@ def gae(
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}
 
-    Where a row is cut (an episode's end, or the row's last step) V_{t+1} is `bootstrap` after a truncation or at the
-    row's end, 0 after a termination, and no later advantage flows back. Steps with mask False are skipped: the next own
+    At a boundary (the last step of an episode or of the row) V_{t+1} is 0 after a termination and `bootstrap`
+    otherwise, and no later advantage flows back. Steps with mask False are skipped: the next own
     step's value and advantage are carried over them without discount, and their rewards (a tool's answer, another
     agent's turn) are added to that of the latest own step before them in the episode, so that nothing an own step led
     to is lost. Rewards before an episode's first own step are dropped. Inputs are (B, T) in reward units, `mask`,
     `terminated` and `truncated` bool. `rewards`, `values` and `bootstrap` may be (B, T, K) for K signals (costs), each
     estimated by itself; then the results are (B, T, K) too. `rewards` must be finite everywhere, `values` at own steps,
-    `bootstrap` at cuts.
+    `bootstrap` at boundaries.
     """
     estimate = gae_by_row if rewards.device.type == "cpu" else gae_by_step
     return estimate(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam)
@@ -88,8 +88,8 @@ def _estimate_rows(
             for t in range(steps - 1, -1, -1):
                 total = float(rewards[b, t, k])
                 if not terminated[b, t]:
-                    cut = truncated[b, t] or t == steps - 1
-                    total += gamma * bootstrap[b, t, k] if cut else carried
+                    is_boundary = truncated[b, t] or t == steps - 1
+                    total += gamma * bootstrap[b, t, k] if is_boundary else carried
                 if mask[b, t]:
                     advantages[b, t, k], returns[b, t, k] = total - values[b, t, k], total
                     carried = gamma * ((1 - lam) * values[b, t, k] + lam * total)
@@ -110,12 +110,12 @@ def gae_by_step(
 ) -> tuple[Tensor, Tensor]:
     """Return `gae` by vector operations over all rows, step by step, on any device."""
     with torch.no_grad():
-        reward, value, after_cut = _to_time_first(rewards), _to_time_first(values), _to_time_first(bootstrap)
-        decided, ended, cut = _to_time_first(mask), _to_time_first(terminated), _to_time_first(truncated)
-        cut[-1:] = True
+        reward, value, next_value = _to_time_first(rewards), _to_time_first(values), _to_time_first(bootstrap)
+        decision, terminal, boundary = _to_time_first(mask), _to_time_first(terminated), _to_time_first(truncated)
+        boundary[-1:] = True
         if rewards.dim() == 3:
-            decided, ended, cut = (x.repeat(1, rewards.shape[2]) for x in (decided, ended, cut))
-        _scan(reward, value, after_cut, decided, ended, cut, gamma, lam)
+            decision, terminal, boundary = (x.repeat(1, rewards.shape[2]) for x in (decision, terminal, boundary))
+        _scan(reward, value, next_value, decision, terminal, boundary, gamma, lam)
         return _to_batch_first(value, rewards.shape), _to_batch_first(reward, rewards.shape)
 
 
@@ -133,14 +133,14 @@ def _to_batch_first(x: Tensor, shape: torch.Size) -> Tensor:
 def _scan(
     reward: Tensor,
     value: Tensor,
-    bootstrap: Tensor,
-    decided: Tensor,
-    ended: Tensor,
-    cut: Tensor,
+    next_value: Tensor,
+    decision: Tensor,
+    terminal: Tensor,
+    boundary: Tensor,
     gamma: float,
     lam: float,
 ) -> None:
-    """Turn `reward` into returns and `value` into advantages, in place; all (T, N).
+    """Turn `reward` into returns and `value` into advantages, in place; all (T, N), and `next_value` is read at boundaries.
 
     Each step of the scan takes two operations.
     """
@@ -149,9 +149,9 @@ def _scan(
     carried = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode
     for start in reversed(range(0, steps, length)):
         block = slice(start, start + length)
-        returns, values, decisions, ends = reward[block], value[block], decided[block], ended[block]
-        returns += torch.where(cut[block] & ~ends, gamma * bootstrap[block], 0.0)
-        continues, is_own = (~(cut[block] | ends)).to(returns.dtype), decisions.to(returns.dtype)
+        returns, values, decisions, ends = reward[block], value[block], decision[block], terminal[block]
+        returns += torch.where(boundary[block] & ~ends, gamma * next_value[block], 0.0)
+        continues, is_own = (~(boundary[block] | ends)).to(returns.dtype), decisions.to(returns.dtype)
         from_value = torch.where(decisions, (gamma - gamma * lam) * values, 0.0)
         factor = (1 - is_own).add_(is_own, alpha=gamma * lam)
         for rows in zip(*(reversed(x.unbind(0)) for x in (returns, continues, from_value, factor)), strict=True):

@@ -31,11 +31,9 @@ class GroupMoments(NamedTuple):
 def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, int]:
     """Give each distinct (group, agent, turn, prompt) a number.
 
-    Returns each row's number, (B,) int64, and their count.
-
     `group`, `agent` and `turn` are (B,) int64, `prompts` (B, P) int64. Agents and turns are kept apart because their
     rewards differ, and prompts because two answers can be compared only if they answer the same prompt (AT-GRPO, arXiv
-    2510.11062; Dr. MAS).
+    2510.11062; Dr. MAS). Returns each row's number, (B,) int64, and the count of numbers.
     """
     keys = [group, agent, turn]
     if prompts is not None:

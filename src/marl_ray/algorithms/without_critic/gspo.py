@@ -1,6 +1,6 @@
 """Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071, eqs. 5-7, 13 and 14).
 
-It has one ratio per sequence.
+All decisions of a sequence share one ratio, the geometric mean of theirs:
 
     s_i = exp( mean_t (log pi - log pi_old) )       L = mean_i mean_t -min(s_it A_i, clip(s_it, 1-eps, 1+eps') A_i)
 

@@ -89,7 +89,7 @@ class _Draw(ContinuousBatchingLogitsProcessor):
 
 
 class PagedEngine(Engine):
-    """Writes the same tokens as the torch engine. A response is cut at its stop string after it is complete.
+    """Writes the same tokens as the torch engine. A response is shortened to its stop string after it is complete.
 
     Raises MarlRayError for a model without continuous batching.
     """
@@ -113,7 +113,8 @@ class PagedEngine(Engine):
         with torch.inference_mode():
             self._run(prompts, generation, sampler)
         return [
-            self._cut(ids, log_probs, generation) for ids, log_probs in zip(sampler.ids, sampler.log_probs, strict=True)
+            self._completion(ids, log_probs, generation)
+            for ids, log_probs in zip(sampler.ids, sampler.log_probs, strict=True)
         ]
 
     @override
@@ -193,7 +194,8 @@ class PagedEngine(Engine):
         manager.logit_processor = processors
         return manager
 
-    def _cut(self, ids: list[int], log_probs: list[float], generation: GenerationConfig) -> Completion:
+    def _completion(self, ids: list[int], log_probs: list[float], generation: GenerationConfig) -> Completion:
+        """Return the response up to the end of its first stop string, or whole without one."""
         at = first_stop(self._policy.tokenizer, generation.stop, ids) if generation.stop else None
         length = len(ids) if at is None else at + 1
         ended = at is not None or ids[-1] in self._policy.end_tokens

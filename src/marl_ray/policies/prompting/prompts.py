@@ -20,9 +20,9 @@ from marl_ray.policies.prompting.protocol import Tokenizer
 Message = JsonMapping
 """`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
 MIN_SHARE_LEFT = 0.5
-"""Minimum share of a text that must remain after it is cut."""
+"""Minimum share of a text that must remain if its middle is left out."""
 ELLIPSIS = "…"
-"""The mark that stands where a text was cut."""
+"""The mark that stands for what was left out."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
 """A code point that Unicode reserves for use inside of programs, and the mark for text that cannot be encoded."""
 PROBE_TEXT = "Zq7"
@@ -117,7 +117,7 @@ def encode_reply(tokenizer: Tokenizer, prompt: str, reply: str, chat: bool | Non
 def fit_prompt(tokenizer: Tokenizer, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
     """Encode as `encode_prompt` does, in at most `room` tokens.
 
-    Returns the ids, and True if the middle of the text was left out. The template's frame is never cut. A text without
+    Returns the ids, and True if the middle of the text was left out. The template's frame is never shortened. A text without
     tokens, which is empty or has only characters that the tokenizer does not know, becomes the token with which texts
     begin. Raises PromptTooLongError where less than MIN_SHARE_LEFT of the text would be left.
     """
@@ -128,11 +128,11 @@ def fit_prompt(tokenizer: Tokenizer, text: str, chat: bool | None, room: int) ->
         if len(ids) <= room:
             return ids, False
     least, too_many = int(MIN_SHARE_LEFT * len(text)), int(min(len(text), most + 1))
-    if least > most or len(fitting := _prompt_ids(tokenizer, _cut(text, least), chat) or [begin]) > room:
+    if least > most or len(fitting := _prompt_ids(tokenizer, _leave_out_middle(text, least), chat) or [begin]) > room:
         raise PromptTooLongError(f"expected at most {room} tokens when half of its {len(text)} characters are left out")
     while too_many - least > 1 + least // 64:  # the search need not find the exact last character
         middle = (least + too_many) // 2
-        ids = _prompt_ids(tokenizer, _cut(text, middle), chat) or [begin]
+        ids = _prompt_ids(tokenizer, _leave_out_middle(text, middle), chat) or [begin]
         if len(ids) <= room:
             least, fitting = middle, ids
         else:
@@ -204,7 +204,8 @@ def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "
         )
 
 
-def _cut(text: str, length: int) -> str:
+def _leave_out_middle(text: str, length: int) -> str:
+    """Return `length` characters of the text, half of its beginning and half of its end, around an ellipsis."""
     head = (length + 1) // 2
     return f"{text[:head]}{ELLIPSIS}{text[len(text) - (length - head) :]}"
 

@@ -81,8 +81,9 @@ class Collector:
         """Policy -> the numbers of its agents among the environment's."""
         spaces = [env.action_space(members[0]) for members in agents.values()]
         self.dtypes = [np.dtype(space.dtype) for space in spaces]
-        """The number type of an action, by policy, as the next field its shape."""
+        """The number type of an action, by policy."""
         self.shapes = [space.shape or () for space in spaces]
+        """The shape of an action, by policy."""
         count = len(copies)
         self.episode, self.lengths, self.starts = (np.zeros(count, np.int64) for _ in range(3))
         """(copies,) number of each copy's running episode, its steps so far, and the step of the run at which it began."""
@@ -100,7 +101,8 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Return plain data from which collectors of any number of workers continue bit for bit.
 
-        The data is empty where a batch is whole episodes.
+        Where the copies cannot replay, they begin the running episodes anew. The data is empty where a batch is whole
+        episodes.
         """
         return self.snapshot()()
 
@@ -322,10 +324,16 @@ class Collector:
         self._reset(c, episode_seed(self.seed, self.numbers[c], int(self.episode[c])))
 
     def _begin_first_episode(self, c: int, saved: Mapping[str, Any] | None) -> None:
-        """Begin copy c's first episode, or replay a saved one to the step that it had reached."""
-        if saved is None:
+        """Begin copy c's first episode, or replay a saved one to the step that it had reached.
+
+        A saved episode begins anew where the copies cannot replay.
+        """
+        if saved is not None:
+            self.episode[c] = saved["episode"]
+        seed = episode_seed(self.seed, self.numbers[c], int(self.episode[c]))
+        if saved is None or not self.envs.can_replay:
             self.history.begin_episode(c)
-            self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
+            self._reset(c, seed)
             return
         parts = [
             unpack_actions(text, (len(columns), *shape), dtype)
@@ -334,8 +342,7 @@ class Collector:
             )
         ]
         steps = [list(step) for step in zip(*parts, strict=True)]
-        self.episode[c] = saved["episode"]
-        self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
+        self.envs.replay(c, seed, steps)
         self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
         self.decisions[c] = saved["decisions"]
         self.history.insert_episode(c, steps)

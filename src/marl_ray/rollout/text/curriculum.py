@@ -12,7 +12,7 @@ Chooser = Callable[[int, Mapping[int, float], int], int]
 run; `solved` maps the index of every task that was played to its running mean."""
 
 STAGES = 10
-"""Equally large parts into which `easiest_first` cuts the tasks."""
+"""Equally large parts into which `easiest_first` divides the tasks."""
 PASSED_SHARE = 0.7
 """Mean solved share of the open tasks at which the next part opens."""
 RECENT_VISITS = 5

@@ -149,7 +149,7 @@ def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     assert [episode.length for episode in played] == [6] * 20 and not any(episode.truncated for episode in played)
 
 
-def test_an_episode_that_never_ends_is_cut_and_said_to_be():
+def test_an_episode_that_never_ends_is_truncated_and_said_to_be():
     game, players = evaluation_copies(2, cap=4, length=100)
     assert [(e.length, e.truncated) for e in game.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
         (4, True)

@@ -173,9 +173,9 @@ def test_a_run_of_prompts_that_nobody_can_read_ends(algorithm, to, read):
     assert ("a/response_tokens" in last) == bool(read) and "b/response_tokens" not in last
 
 
-def test_an_episode_that_was_cut_counts_as_unsolved():
-    def episode(solved, cut):
-        return TextEpisode(0, 0, 0.0, (), 1, 0, 0, solved, 1, cut, {}, {}, {})
+def test_a_truncated_episode_counts_as_unsolved():
+    def episode(solved, truncated):
+        return TextEpisode(0, 0, 0.0, (), 1, 0, 0, solved, 1, truncated, {}, {}, {})
 
     episodes = [episode(True, False), episode(None, True), episode(False, False), episode(None, True)]
     assert solved_shares(episodes, [episode(None, True)], 2) == {"greedy": 0.0, "pass_at_1": 0.25, "pass_at_2": 0.5}

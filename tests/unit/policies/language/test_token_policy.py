@@ -1,4 +1,4 @@
-"""Language models as policies: what is scored, however the rows are cut, adapted, sharded and copied."""
+"""Language models as policies: what is scored, however the rows are divided, adapted, sharded and copied."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_other_architectures_are_scored_likewise(architecture, settings):
     assert len(decoder_layers(lm)) == 2
 
 
-def test_scores_depend_neither_on_padding_nor_on_the_cut_nor_on_chunks(policy, monkeypatch):
+def test_scores_depend_neither_on_padding_nor_on_the_division_nor_on_chunks(policy, monkeypatch):
     prompts, answers, mask = responses(6)
     at_once = policy.evaluate(prompts, answers, mask).log_probs
     padded = policy.evaluate(

@@ -87,7 +87,7 @@ class Decoder:
         # Sorted by length, so that prompts of one forward pass need little padding.
         rows.sort(key=lambda row: (len(row.prompt.ids), row.prompt.ids))
         distinct = list(dict.fromkeys(row.prompt.ids for row in rows))
-        for part in _cut_into_parts(distinct):
+        for part in _divide_prompts(distinct):
             number = {ids: index for index, ids in enumerate(part)}
             members = [row for row in rows if row.prompt.ids in number]
             lengths = [len(ids) - 1 for ids in part]
@@ -130,14 +130,14 @@ class Decoder:
                 self._remove(number)
                 continue
             by_itself = token in self._ends or number in stopped or (row.state is not None and row.state.mode == "done")
-            cut = len(row.ids) == row.generation.max_tokens
+            is_truncated = len(row.ids) == row.generation.max_tokens
             finish: Literal["stop", "length"] | None = None
             if by_itself:
                 finish = "stop"
-            elif cut:
+            elif is_truncated:
                 finish = "length"
             tokens.append(Token(row.handle, token, log_prob, finish, top))
-            if by_itself or cut:
+            if by_itself or is_truncated:
                 self._remove(number)
         return tokens
 
@@ -249,8 +249,8 @@ def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[t
     return [tuple(zip(ids, values, strict=True))[: row.prompt.top] for ids, values, row in pairs]
 
 
-def _cut_into_parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Cut prompts, which are sorted by length, into parts of at most MAX_PREFILL_TOKENS tokens, padding included."""
+def _divide_prompts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Divide prompts, which are sorted by length, into parts of at most MAX_PREFILL_TOKENS tokens, padding included."""
     parts: list[list[tuple[int, ...]]] = []
     for ids in prompts:
         if not parts or len(ids) * (len(parts[-1]) + 1) > MAX_PREFILL_TOKENS:

@@ -31,7 +31,7 @@ def draw(
     within = log_p if added is None else torch.log_softmax((logits.float() + added) / temperature, -1)
     # The allowed tokens may be so unlikely that their probabilities are zero in float32.
     within = within if allowed is None else torch.log_softmax(within.masked_fill(~allowed, -torch.inf), -1)
-    p = _cut(within.exp(), top_k, top_p)
+    p = _drop_unlikely(within.exp(), top_k, top_p)
     edges = p.double().cumsum(-1)
     tokens = torch.searchsorted(edges, uniforms[:, None] * edges[:, -1:], right=True)
     # It is beyond the last token only if the logits are NaN, and then the log-probability is NaN too.
@@ -41,7 +41,7 @@ def draw(
     return tokens[:, 0], log_p.gather(-1, tokens)[:, 0]
 
 
-def _cut(p: Tensor, top_k: int, top_p: float) -> Tensor:
+def _drop_unlikely(p: Tensor, top_k: int, top_p: float) -> Tensor:
     """Return the probabilities (R, V) with zeros where top_k and top_p forbid a token; not renormalised.
 
     top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1) is a share of what top_k has left.

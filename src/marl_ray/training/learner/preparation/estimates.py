@@ -84,9 +84,8 @@ def _estimate_checked(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tenso
 def center_costs(raw: Tensor, mask: Tensor, all_moments: Tensor, scale: bool) -> tuple[Tensor, Tensor]:
     """Centre cost advantages (B, T, K) and, with `scale`, divide them by each signal's standard deviation.
 
-    Returns the divisors too, (K,).
-
     `all_moments` (K, 3) are over all workers. Without `scale` the advantages keep their units, which are the budgets'.
+    Returns the advantages and the divisors (K,), which are 1 without `scale`.
     """
     if not raw.shape[-1]:
         return raw, raw.new_zeros(0)

@@ -1,4 +1,4 @@
-"""Stop strings end a response wherever its tokens cut them, and special tokens do not hide them."""
+"""Stop strings end a response wherever its tokens divide them, and special tokens do not hide them."""
 
 from typing import Any
 

@@ -87,7 +87,7 @@ class VllmDecoder:
         tokens, given_up = [], []
         for token in sampled:
             row = self._rows[token.handle]
-            by_itself, cut = token.id in self._ends, len(row.ids) == row.generation.max_tokens
+            by_itself, is_truncated = token.id in self._ends, len(row.ids) == row.generation.max_tokens
             bad = token.log_prob != token.log_prob
             if bad and not_finite is not None:
                 not_finite.append(token.handle)
@@ -96,10 +96,10 @@ class VllmDecoder:
                 finish: Literal["stop", "length"] | None = None
                 if ended:
                     finish = "stop"
-                elif cut:
+                elif is_truncated:
                     finish = "length"
                 tokens.append(Token(token.handle, token.id, token.log_prob, finish, token.top))
-            if by_itself or cut:
+            if by_itself or is_truncated:
                 del self._rows[token.handle]  # vLLM itself has ended this response
             elif bad or token.handle in stopped:
                 given_up.append(token.handle)
