@@ -19,7 +19,7 @@ from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.gpu_pass_limit import fits_beside_weights, rows_that_fit, trial_pass
-from marl_ray.tuning.search.metric_names import check_metrics
+from marl_ray.tuning.search.metric_names import check_metrics, metric_names
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -40,6 +40,8 @@ def test_micro_batches_change_nothing(algorithm):
     sweep = {"name": "s", "run": {}, "space": {"hyper.lr": {"choice": [0.1]}}, "search": "tpe", "budget": {"trials": 1}}
     reported = [{"name": name} for name in undivided[-1]]
     check_metrics(parse_config(SweepConfig, sweep | {"metric": reported}), config(*brief))
+    names = {name for name in metric_names(config(*brief)) if not name.startswith(("eval/", "best/"))}
+    assert names - {"score"} <= {*undivided[-1]}  # sweeps add the score
     for a, b in zip(timeless(undivided), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
 
