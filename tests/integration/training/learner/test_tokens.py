@@ -13,7 +13,7 @@ from marl_ray.config import SPECS, GenerationConfig, ModelConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.minibatches import BatchShare, minibatches
 from marl_ray.training.learner.pass_loss import ScoredPass
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.single_process import train_alone
@@ -117,9 +117,9 @@ def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
     run = config(f"hyper.entropy_coef={coefficient}")
     team = team_of(run)
     learner, rows = team.learners["speaker"], batch_of(run, team).trajectories["speaker"]
-    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
-    plan = [minibatches(0, 0, 0, 1, shape, True)]
-    ready, state, _ = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    policy, share = learner.policy, BatchShare(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
+    plan = [minibatches(0, 0, 0, 1, share, True)]
+    ready, state, _ = prepare_batch(policy, learner.state, rows, share, plan, CostStats(None, 0), None, "here")
     entropy = ScoredPass(policy, state, ready, plan[0][0], True).entropy
     assert entropy.requires_grad == bool(coefficient)
     assert entropy.any()
