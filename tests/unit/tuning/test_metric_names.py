@@ -84,7 +84,7 @@ DATA = {**TEXTS, "data": "decisions://log/e", "evaluation": {"every": 0}}
 def test_a_metric_whose_need_the_run_does_not_meet_is_refused_with_this_need(metric, run, need):
     with pytest.raises(MarlRayError) as refused:
         check_space(sweep_by(metric, **run))
-    assert str(refused.value) == f"metric: no run reports {metric!r}, which needs {need}"
+    assert str(refused.value) == f"metric: not every run of the sweep reports {metric!r}, which needs {need}"
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,9 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
             )
         if metric.name not in names and not _has_name_of_environment(run, metric.name):
             need = missing_need(run, metric.name)
-            mistake = f", which needs {need}" if need else did_you_mean(metric.name, names)
-            raise MarlRayError(f"metric: no run reports {metric.name!r}{mistake}")
+            if need:
+                raise MarlRayError(f"metric: not every run of the sweep reports {metric.name!r}, which needs {need}")
+            raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
 
 
 def missing_need(run: RunConfig, name: str) -> str:
