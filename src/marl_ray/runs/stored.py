@@ -19,7 +19,7 @@ from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, owner_numbers, read_owner
 from marl_ray.training.run_folder.record import FINISHED_KEY, RunRecord, read_record
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import CHANGES_FILE, read_records
+from marl_ray.tuning.records_file import CHANGES_FILE, read_records
 
 
 class StoredRunState(StrEnum):

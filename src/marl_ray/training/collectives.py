@@ -41,10 +41,7 @@ def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1
 
 
 def count_holders(tensor: Tensor) -> int:
-    """Return the number of workers that hold the same part of a tensor.
-
-    The number is 1 for a tensor that is not sharded.
-    """
+    """Return the number of workers that hold the same part of a tensor; 1 for a tensor that is not sharded."""
     if not isinstance(tensor, DTensor):
         return 1
     pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

@@ -101,8 +101,8 @@ def _check_environment(config: RunConfig) -> dict[str, list[str]]:
 
 def _check_origin(config: RunConfig, env: "ParallelEnv | AECEnv", agents: dict[str, list[str]]) -> None:
     """Check the checkpoint of `resume_from`, which a run reads until it has a checkpoint of its own."""
-    from marl_ray.training.checkpoints.origin import check_source, holds_of, source_of
+    from marl_ray.training.checkpoints.origin import check_source, source_of, state_layouts
 
     checkpoints = checkpoints_in(StoredFolder(*filesystem_of(config)))
     if config.resume_from is not None and not checkpoints:
-        check_source(config, str(source_of(config)), holds_of(config, env, agents))
+        check_source(config, str(source_of(config)), state_layouts(config, env, agents))

@@ -10,7 +10,7 @@ from marl_ray.config import RunConfig, load_config, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.training.single_process import train_alone
-from marl_ray.tuning.records import winner_of
+from marl_ray.tuning.lookup import winner_of
 from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
 pytestmark = pytest.mark.shared_ray("one")

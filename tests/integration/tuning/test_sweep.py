@@ -21,7 +21,7 @@ from marl_ray.cli.cluster import PRINTER
 from marl_ray.cluster import jobs
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.records import find_sweep
+from marl_ray.tuning.lookup import find_sweep
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.driver import run_sweep
 

@@ -20,7 +20,8 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.run_folder.owners import read_owner
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
-from marl_ray.tuning.records import find_sweep, load_records
+from marl_ray.tuning.lookup import find_sweep
+from marl_ray.tuning.records_file import load_records
 from marl_ray.tuning.running.driver import SweepResult, run_sweep
 from marl_ray.tuning.running.trial_files import read_state
 

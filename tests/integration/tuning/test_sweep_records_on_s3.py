@@ -15,16 +15,17 @@ from marl_ray.stored_files import appended_file
 from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.record import record_of, write_record
-from marl_ray.tuning import records
+from marl_ray.tuning import records_file
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
-from marl_ray.tuning.records import CHANGES_FILE, RecordsFile, find_sweep, load_records
+from marl_ray.tuning.lookup import find_sweep
+from marl_ray.tuning.records_file import CHANGES_FILE, RecordsFile, load_records
 from marl_ray.tuning.running.driver import check_sweep
 
 
 @pytest.mark.long
 def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, tmp_path):
     monkeypatch.setattr(appended_file, "PART_BYTES", 1000)
-    monkeypatch.setattr(records, "MIN_LOG_BYTES", 10_000)
+    monkeypatch.setattr(records_file, "MIN_LOG_BYTES", 10_000)
     with object_store() as bucket:
         sweep = ToySweep(tmp_path)
         folder = Folder(bucket, "toy")

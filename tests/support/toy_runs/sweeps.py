@@ -13,7 +13,8 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
-from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked_trials
+from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of, ranked_trials
+from marl_ray.tuning.records_file import RecordsFile
 
 TOTAL = 50_000
 """Environment steps of a trial."""

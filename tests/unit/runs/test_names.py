@@ -13,7 +13,7 @@ from marl_ray.cli.training.quickstart import try_it
 from marl_ray.cli.training.train import demo
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.record import record_of, write_record
-from marl_ray.tuning.records import RecordsFile
+from marl_ray.tuning.records_file import RecordsFile
 from marl_ray.tuning.running.driver import check_sweep
 
 

@@ -45,6 +45,102 @@ def test_a_metric_that_no_run_reports_is_refused_with_those_that_are_close(metri
     assert str(refused.value).startswith(f"metric: no run reports {meant}")
 
 
+GROUPS = {"algorithm": "grpo", "train": {"group_size": 2}}
+BUDGETS = {"constraints": [{"budget": 4}]}
+CRITIC = "an algorithm with a critic"
+TRUST_REGION = "an algorithm with a trust region"
+DATA = {**TEXTS, "data": "decisions://log/e", "evaluation": {"every": 0}}
+
+
+@pytest.mark.parametrize(
+    ("metric", "run", "need"),
+    [
+        ("value_loss", GROUPS, CRITIC),
+        ("explained_variance", GROUPS, "an algorithm that trains its critic beside the actor"),
+        ("cost_value_loss", GROUPS, "an algorithm that keeps budgets"),
+        ("cost_value_loss", BUDGETS, "an algorithm that keeps budgets"),
+        ("reference_kl", GROUPS, "hyper.kl_coef above 0"),
+        ("trust_region_kl", {}, TRUST_REGION),
+        ("trust_region_case", {"algorithm": "p3o", **BUDGETS}, TRUST_REGION),
+        ("line_search_steps", {}, TRUST_REGION),
+        ("group_std", {}, "an algorithm that compares the sampled members of groups"),
+        (
+            "informative_groups",
+            {**GROUPS, "algorithm": "remax"},
+            "an algorithm that compares the sampled members of groups",
+        ),
+        ("left_out", GROUPS, "language models and an algorithm that compares the members of groups"),
+        ("engine/log_prob_gap", GROUPS, "an engine that computes with modules of its own, such as vllm"),
+        ("engine/log_prob_gap", TEXTS, "an engine that computes with modules of its own, such as vllm"),
+        (
+            "one/value_loss",
+            {"team": {"one": {"agents": ["worker_0"], "algorithm": "grpo"}, **TWO["team"]}, **GROUPS},
+            CRITIC,
+        ),
+        ("time/evaluation", {"evaluation": {"every": 0}}, "evaluations"),
+        ("time/benchmarks", TEXTS, "run.evaluation.benchmarks"),
+    ],
+)
+def test_a_metric_whose_need_the_run_does_not_meet_is_refused_with_this_need(metric, run, need):
+    with pytest.raises(MarlRayError) as refused:
+        check_space(sweep_by(metric, **run))
+    assert str(refused.value) == f"metric: not every run of the sweep reports {metric!r}, which needs {need}"
+
+
+@pytest.mark.parametrize(
+    ("metric", "run"),
+    [
+        ("value_loss", {}),
+        ("explained_variance", {}),
+        ("cost_value_loss", {"algorithm": "p3o", **BUDGETS}),
+        ("multiplier_0", {"algorithm": "ppo_lagrangian", **BUDGETS}),
+        ("reference_kl", {"hyper": {"kl_coef": 0.1}}),
+        ("trust_region_case", {"algorithm": "cpo", **BUDGETS}),
+        ("group_std", GROUPS),
+        (
+            "one/value_loss",
+            {
+                "team": {"one": {"agents": ["worker_0"]}, "two": {"agents": ["worker_1"], "algorithm": "grpo"}},
+                "train": {"group_size": 2},
+            },
+        ),
+        ("time/evaluation", {}),
+        ("data/solver/passes", DATA),
+        ("solver/reward", DATA),
+        ("score", {**DATA, "evaluation": {"every": 1}}),
+    ],
+)
+def test_a_metric_whose_need_the_run_meets_is_accepted(metric, run):
+    check_space(sweep_by(metric, **run))
+
+
+@pytest.mark.parametrize(
+    ("metric", "run"),
+    [
+        ("multiplier_0", {"algorithm": "p3o", **BUDGETS}),
+        ("return", DATA),
+        ("episode_length", DATA),
+        ("score", DATA),
+        ("env/won", DATA),
+        ("data/solver/rewards", DATA),
+        ("data/solver/passes", TEXTS),
+    ],
+)
+def test_a_metric_that_the_run_has_no_part_for_is_refused(metric, run):
+    with pytest.raises(MarlRayError, match=f"^metric: no run reports '{metric}'; "):
+        check_space(sweep_by(metric, **run))
+
+
+@pytest.mark.parametrize("metric", ["eval/return", "eval/env/won", "best/env/won"])
+def test_a_metric_of_evaluations_is_refused_without_them(metric):
+    with pytest.raises(MarlRayError) as refused:
+        check_space(sweep_by(metric, evaluation={"every": 0}))
+    assert str(refused.value) == (
+        f"metric: {metric} needs evaluations, and the run has none; set run.evaluation.every, or give a metric of the "
+        "training"
+    )
+
+
 @pytest.mark.parametrize(
     "metric",
     [

@@ -12,7 +12,8 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, load_records
+from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
+from marl_ray.tuning.records_file import RecordsFile, load_records
 from marl_ray.tuning.search.plan import Pause, SweepPlan, retry_failed
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds

@@ -17,17 +17,11 @@ from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, find_entry, list_stored
 from marl_ray.stored_files import appended_file as files
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
-from marl_ray.tuning import records as records_module
+from marl_ray.tuning import records_file
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import (
-    CHANGES_FILE,
-    RecordsFile,
-    SweepRecords,
-    TrialRecord,
-    find_sweep,
-    load_records,
-    winner_of,
-)
+from marl_ray.tuning.lookup import find_sweep, winner_of
+from marl_ray.tuning.records import SweepRecords, TrialRecord
+from marl_ray.tuning.records_file import CHANGES_FILE, RecordsFile, load_records
 
 STORAGES = pytest.mark.parametrize("remote", [False, True], ids=["local", "object store"])
 
@@ -63,7 +57,7 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(remote
     records = SweepRecords("s", {"a": 1}, {})
     file = RecordsFile(folder, records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records_module, "MIN_LOG_BYTES", data.draw(st.sampled_from([0, 600, 10**6])))
+        patch.setattr(records_file, "MIN_LOG_BYTES", data.draw(st.sampled_from([0, 600, 10**6])))
         patch.setattr(files, "PART_BYTES", data.draw(st.sampled_from([1, 300, 10**6])))
         for _ in range(saves):
             file.save(*change(records, rng))

@@ -16,15 +16,9 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder, read_rows
-from marl_ray.tuning.records import (
-    SweepRecords,
-    TrialRecord,
-    end_reason,
-    find_sweep,
-    load_records,
-    ranked_trials,
-    winner_of,
-)
+from marl_ray.tuning.lookup import find_sweep, winner_of
+from marl_ray.tuning.records import SweepRecords, TrialRecord, end_reason, ranked_trials
+from marl_ray.tuning.records_file import load_records
 from marl_ray.tuning.reporting import progress
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report

@@ -177,12 +177,12 @@ class PID:
 Multiplier = Lagrange | PID
 
 
-def with_settings_of(current: Multiplier, fresh: Multiplier) -> Multiplier:
-    """Return a multiplier with the state of `current` and the settings of `fresh`.
+def with_settings_of(current: Multiplier, initial: Multiplier) -> Multiplier:
+    """Return a multiplier with the state of `current` and the settings of `initial`.
 
     Both are of one class.
     """
-    return replace(fresh, **{name: getattr(current, name) for name in current.STATE_FIELDS})
+    return replace(initial, **{name: getattr(current, name) for name in current.STATE_FIELDS})
 
 
 def combine_advantages(

@@ -130,7 +130,7 @@ def deploy(
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
     options = with_overrides({}, [f"margin={margin}", *(settings or ())])
     if from_sweep is not None:
-        from marl_ray.tuning.records import winner_of
+        from marl_ray.tuning.lookup import winner_of
 
         bundle, description = winner_of(from_sweep)
         reason = reason or description

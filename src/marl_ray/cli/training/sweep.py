@@ -63,7 +63,7 @@ def report(
 
     The file lies in the sweep's folder. The sweep may still run, or have been killed.
     """
-    from marl_ray.tuning.records import find_sweep
+    from marl_ray.tuning.lookup import find_sweep
     from marl_ray.tuning.reporting.report import write_report
 
     try:

@@ -79,8 +79,8 @@ def _is_bundle(place: StoredFolder) -> bool:
     return bool(place.filesystem.get_file_info((place / BUNDLE).path).type == fs.FileType.File)
 
 
-def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
-    """Raise MarlRayError unless the checkpoint at `source` is complete and fits a run whose policies hold `holds`."""
+def check_source(config: RunConfig, source: str, layouts: JsonMapping) -> None:
+    """Raise MarlRayError unless the checkpoint at `source` is complete and fits a run with these `state_layouts`."""
     try:
         state = _read_complete_state(StoredFolder(*fs.FileSystem.from_uri(source)))
     except MarlRayError as error:
@@ -88,18 +88,18 @@ def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
         raise MarlRayError(f"resume_from: {text if source in text else f'{source} {text}'}") from error
     except OSError as error:
         raise MarlRayError(f"resume_from: {source} cannot be read: {one_line(error)}") from error
-    for name in sorted({*holds, *state.holds}):
-        if name not in holds or name not in state.holds:
-            where = "the checkpoint" if name in state.holds else "this run"
+    for name in sorted({*layouts, *state.layouts}):
+        if name not in layouts or name not in state.layouts:
+            where = "the checkpoint" if name in state.layouts else "this run"
             raise MarlRayError(
-                f"resume_from: {source} holds the trained policies {', '.join(state.holds)}; expected "
-                f"{', '.join(holds)} ({name} is in {where} alone)"
+                f"resume_from: {source} holds the trained policies {', '.join(state.layouts)}; expected "
+                f"{', '.join(layouts)} ({name} is in {where} alone)"
             )
-        expected_facts = json.loads(json.dumps(holds[name]))
+        expected_facts = json.loads(json.dumps(layouts[name]))
         for key, value in expected_facts.items():
-            if state.holds[name].get(key) != value:
+            if state.layouts[name].get(key) != value:
                 raise MarlRayError(
-                    f"resume_from: {source} has another {key} of policy {name!r}: {state.holds[name].get(key)}, where "
+                    f"resume_from: {source} has another {key} of policy {name!r}: {state.layouts[name].get(key)}, where "
                     f"this run has {value}"
                 )
     if state.steps >= config.train.total_steps:
@@ -123,36 +123,38 @@ def _read_complete_state(place: StoredFolder) -> RunState:
 
 
 def state_after(
-    config: RunConfig, other: RunState, envs: Mapping[str, object], checkpoint_uri: str, fresh: RunState
+    config: RunConfig, other: RunState, envs: Mapping[str, object], checkpoint_uri: str, initial: RunState
 ) -> tuple[RunState, Mapping[str, object] | None]:
     """Return the state with which a run begins after another one's checkpoint, and its copies' snapshot.
 
     Counters continue, and evaluations begin anew. Running episodes and means over recent ones continue if both runs play
     alike; else there is no snapshot of environment copies.
 
-    `other` and `envs` are of the checkpoint, and `fresh` is the state of a run that begins anew.
+    `other` and `envs` are of the checkpoint, and `initial` is the state of a run that begins anew.
     """
     state = replace(
-        fresh,
+        initial,
         iteration=other.iteration,
         steps=other.steps,
         tokens=other.tokens,
         seconds=other.seconds,
         origin={"run": other.run, "steps": other.steps, "checkpoint": checkpoint_uri},
     )
-    if other.play != play_of(config):
+    if other.play_facts != play_facts(config):
         return state, None
     return replace(state, recent=other.recent, costs=other.costs), envs
 
 
-def holds_of(config: RunConfig, env: "ParallelEnv | AECEnv", agents: Mapping[str, Sequence[str]]) -> dict[str, object]:
+def state_layouts(
+    config: RunConfig, env: "ParallelEnv | AECEnv", agents: Mapping[str, Sequence[str]]
+) -> dict[str, object]:
     """Return trained policy -> the facts on which the layout of its state depends.
 
     The state is its weights, its optimiser and its multipliers.
     """
     from marl_ray.algorithms import algorithm_of
 
-    holds: dict[str, object] = {}
+    layouts: dict[str, object] = {}
     for name, members in agents.items():
         policy = config.team[name]
         if policy.frozen:
@@ -170,17 +172,17 @@ def holds_of(config: RunConfig, env: "ParallelEnv | AECEnv", agents: Mapping[str
                 model["seed"] = config.seed  # it makes the frozen weights, which are not in a checkpoint
             shape = {"model": model | {"bundle": policy.bundle} if policy.model.path is None else model}
         make = algorithm_of(config.algorithm_of(name)).multiplier if spec.needs_costs else None
-        holds[name] = shape | {
+        layouts[name] = shape | {
             "agents": list(members),
             "critic": spec.critic,
             "optimizer": "trust region" if spec.constraint == "trust_region" else hyper.optimizer,
             "cost critics": len(config.constraints) if spec.needs_costs else 0,
             "multipliers": [type(make(hyper, budget)).__name__ for budget in config.budgets] if make else [],
         }
-    return holds
+    return layouts
 
 
-def play_of(config: RunConfig) -> dict[str, object]:
+def play_facts(config: RunConfig) -> dict[str, object]:
     """Return the facts that decide if another run's episodes continue after its checkpoint.
 
     The running episodes, and the means over recent ones, continue where the facts are the same.
@@ -189,7 +191,7 @@ def play_of(config: RunConfig) -> dict[str, object]:
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}
     places = {key: data[key] for key in ("env", "seed", "constraints", "data")}
-    played: dict[str, object] = json.loads(
+    facts: dict[str, object] = json.loads(
         json.dumps(places | train | {"team": team, "whole_episodes": config.has_whole_episodes})
     )
-    return played
+    return facts

@@ -12,6 +12,9 @@ from typing import NamedTuple, TypedDict
 from marl_ray.json_types import JsonMapping
 from marl_ray.training.costs import CostStats
 
+STORED_KEYS = {"layouts": "holds", "play_facts": "play"}
+"""Field of `RunState` -> its key in `state.json`, where the two differ."""
+
 
 class RunOrigin(TypedDict):
     """The checkpoint of another run from which a run began."""
@@ -26,7 +29,7 @@ class RunOrigin(TypedDict):
 class RunState:
     """Everything that a run continues with besides the learners, the environment copies and their tensors.
 
-    A field's name is its key in `state.json`.
+    A field's name is its key in `state.json`, but for those of `STORED_KEYS`.
     """
 
     costs: Mapping[str, CostStats]
@@ -37,10 +40,10 @@ class RunState:
     """The run's name."""
     identity: str = ""
     """The run's `identity_hash`: which checkpoints are its own."""
-    holds: JsonMapping = field(default_factory=dict)
-    """Trained policy -> the facts on which the layout of its weights and its state depend (`origin.holds_of`)."""
-    play: Mapping[str, object] = field(default_factory=dict)
-    """The facts on which the running episodes of the environment copies depend (`origin.play_of`)."""
+    layouts: JsonMapping = field(default_factory=dict)
+    """Trained policy -> the facts on which the layout of its weights and its state depend (`origin.state_layouts`)."""
+    play_facts: Mapping[str, object] = field(default_factory=dict)
+    """The facts on which the running episodes of the environment copies depend (`origin.play_facts`)."""
     iteration: int = 0
     """Number of iterations that are done."""
     steps: int = 0
@@ -75,9 +78,10 @@ class StateFile(NamedTuple):
     def encode(self) -> bytes:
         """Return the JSON of one object.
 
-        The object's keys are the fields of the state, and `learners` and `scalars`.
+        The object's keys are those of the state's fields, and `learners` and `scalars`.
         """
-        plain = {each.name: getattr(self.state, each.name) for each in fields(RunState)}
+        names = [each.name for each in fields(RunState)]
+        plain = {STORED_KEYS.get(name, name): getattr(self.state, name) for name in names}
         plain["costs"] = {name: vars(stats) for name, stats in self.state.costs.items()}
         return json.dumps(plain | {"learners": self.learners, "scalars": self.scalars}).encode()
 
@@ -87,7 +91,8 @@ class StateFile(NamedTuple):
         plain = json.loads(data)
         learners, scalars = plain.pop("learners"), plain.pop("scalars")
         costs = {name: _cost_stats(**stats) for name, stats in plain.pop("costs").items()}
-        return cls(RunState(costs=costs, **plain), learners, scalars)
+        renamed = {name: plain.pop(key) for name, key in STORED_KEYS.items() if key in plain}
+        return cls(RunState(costs=costs, **renamed, **plain), learners, scalars)
 
 
 def _cost_stats(means: list[float] | None, episodes: int, decisions: float) -> CostStats:

@@ -71,7 +71,7 @@ def _step(
     Returns the state, and this worker's part of `PassMetrics`, (7,). `first`: no step was taken on this batch yet.
     """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
-    parts = list(micro_batches(selection, prepared.shape, policy.pass_size, prepared.order))
+    parts = list(micro_batches(selection, prepared.share, policy.pass_size, prepared.order))
     only = ScoredPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":

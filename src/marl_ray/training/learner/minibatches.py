@@ -17,8 +17,8 @@ from marl_ray.rollout.rng import permutation
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The shape of this worker's part of a batch, whose rows are copies * agents."""
+class BatchShare:
+    """The share of a batch that this worker has; its rows are copies * agents."""
 
     agents: int
     """Rows of each copy."""
@@ -69,55 +69,55 @@ class Selection:
             array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
         return array if self.times is None else array[:, self.times]
 
-    def rows(self, inputs: EncodedRows, shape: Shape, agents: int) -> EncodedRows:
+    def rows(self, inputs: EncodedRows, share: BatchShare, agents: int) -> EncodedRows:
         """Return the selection's part of the prepared inputs of (copies * agents * T) rows."""
         if self.copies is None and self.times is None:
             return inputs
         device = inputs.values.device
-        number = torch.arange(shape.copies * agents * shape.steps, device=device)
-        return inputs.rows(self.take(number.reshape(-1, shape.steps), agents).reshape(-1))
+        number = torch.arange(share.copies * agents * share.steps, device=device)
+        return inputs.rows(self.take(number.reshape(-1, share.steps), agents).reshape(-1))
 
 
-def whole_batch(shape: Shape) -> Selection:
+def whole_batch(share: BatchShare) -> Selection:
     """Return the selection of all copies at all times."""
-    return Selection(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
+    return Selection(None, None, max(b - a for a, b in zip(share.bounds, share.bounds[1:], strict=False)))
 
 
 def minibatches(
-    seed: int, iteration: int, epoch: int, count: int, shape: Shape, has_whole_episodes: bool
+    seed: int, iteration: int, epoch: int, count: int, share: BatchShare, has_whole_episodes: bool
 ) -> list[Selection]:
     """Draw the `count` minibatches of an epoch and return this worker's part of each (possibly of no copies)."""
-    batch = whole_batch(shape)
+    batch = whole_batch(share)
     if count == 1:  # the order of a sum's terms does not matter, so no row is moved
         return [batch]
-    size = shape.all_copies if has_whole_episodes else shape.steps
+    size = share.all_copies if has_whole_episodes else share.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
     if not has_whole_episodes:
         return [Selection(None, part, batch.max_copies) for part in parts]
-    selections, inner = [], torch.tensor(shape.bounds[1:])
+    selections, inner = [], torch.tensor(share.bounds[1:])
     for part in parts:
         holder = torch.bucketize(part, inner, right=True)
         max_copies = int(torch.bincount(holder, minlength=1).max())
-        selections.append(Selection(part[holder == shape.rank] - shape.first_copy, None, max_copies))
+        selections.append(Selection(part[holder == share.rank] - share.first_copy, None, max_copies))
     return selections
 
 
 def micro_batches(
-    selection: Selection, shape: Shape, size: int | None, order: Tensor | None = None
+    selection: Selection, share: BatchShare, size: int | None, order: Tensor | None = None
 ) -> Iterator[tuple[Selection, bool]]:
     """Yield the parts of a minibatch, of at most `size` copies each, with True for the last part.
 
     Every worker gets equally many parts, of which some may be empty. Of workers that compute a pass together one has
     copies in it. `order` (copies,) puts copies with similar numbers into one part, the largest first.
     """
-    if size is None or (size >= selection.max_copies and shape.joint == 1):
+    if size is None or (size >= selection.max_copies and share.joint == 1):
         yield selection, True
         return
-    copies = torch.arange(shape.copies) if selection.copies is None else selection.copies
+    copies = torch.arange(share.copies) if selection.copies is None else selection.copies
     if order is not None:
         copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
-    passes = -(-selection.max_copies // size) * shape.joint
+    passes = -(-selection.max_copies // size) * share.joint
     for number in range(passes):
-        first, worker = number // shape.joint * size, number % shape.joint
-        part = copies[first : first + size] if worker == shape.rank % shape.joint else copies[:0]
+        first, worker = number // share.joint * size, number % share.joint
+        part = copies[first : first + size] if worker == share.rank % share.joint else copies[:0]
         yield Selection(part, selection.times, size), number + 1 == passes

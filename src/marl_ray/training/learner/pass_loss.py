@@ -43,11 +43,11 @@ class ScoredPass:
         self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, selection: Selection, first: bool
     ):
         """Score the selection; `first` is True before the first gradient step on this batch."""
-        shape = prepared.shape
+        share = prepared.share
         selection = with_stand_in_row(selection)
-        self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
+        self.selection, self.mask = selection, selection.decisions(prepared.mask, share.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.score_decisions(
-            policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
+            policy.model, prepared.inputs, prepared.batch, self.mask, share, selection, state.entropy_coef > 0
         )
         # Where the learner evaluates the old outputs itself, those before the first step are the present ones. Used again
         # they make every ratio exactly 1; a second pass in bfloat16 would round by more than GSPO's clip range.
@@ -55,14 +55,14 @@ class ScoredPass:
 
         def old_output(current: Tensor | None, recorded: Tensor) -> Tensor:
             return (
-                current.detach() if has_old_outputs and current is not None else selection.take(recorded, shape.agents)
+                current.detach() if has_old_outputs and current is not None else selection.take(recorded, share.agents)
             )
 
         self.old_log_probs = old_output(self.log_probs, prepared.old.log_probs)
         self.old_values = old_output(self.values, prepared.old.values)
         self.old_cost_values = old_output(self.cost_values, prepared.old.cost_values)
-        self.cost_advantages = selection.take(prepared.cost_advantages, shape.agents)
-        self.advantages = selection.take(prepared.advantages, shape.agents)
+        self.cost_advantages = selection.take(prepared.cost_advantages, share.agents)
+        self.advantages = selection.take(prepared.advantages, share.agents)
 
     @property
     def ratio(self) -> Tensor:
@@ -92,7 +92,7 @@ def pass_loss(
     algorithm = policy.algorithm
     hyper = policy.hyper
     take = current.selection.take
-    agents = prepared.shape.agents
+    agents = prepared.share.agents
     decisions, sequences = size
     weights = loss_weights(current.mask, hyper.aggregation, decisions, sequences, policy.settings.horizon)
     decision_weights = current.mask / max(decisions, 1)
@@ -154,7 +154,7 @@ def _value_losses(
     algorithm = policy.algorithm
     hyper = policy.hyper
     take = current.selection.take
-    agents = prepared.shape.agents
+    agents = prepared.share.agents
     value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
     if prepared.returns is not None and current.values is not None:
         valued = ValueLossInputs(current.values, current.old_values, take(prepared.returns, agents))

@@ -15,7 +15,7 @@ from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
 from marl_ray.training.learner.compiled.eligible import reason_for_torch
-from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.minibatches import BatchShare, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.learner.prepared_batch import PreparedBatch
@@ -100,16 +100,16 @@ class Learner:
         batch = batch.to(policy.device)
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
         bounds = policy.family.copy_bounds(batch, agents)
-        shape = Shape(agents, batch.mask.shape[1], rank_and_world_size()[0], bounds, policy.joint)
+        share = BatchShare(agents, batch.mask.shape[1], rank_and_world_size()[0], bounds, policy.joint)
         batch = policy.family.pad_batch(batch, agents)
         minibatch_plan = [
-            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.has_whole_episodes)
+            minibatches(seed, iteration, epoch, hyper.minibatches, share, policy.settings.has_whole_episodes)
             for epoch in range(hyper.epochs)
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
         encode = not (self.is_compiled and self._compared)  # compiled code encodes the batch itself
         prepared, self.state, metrics = prepare_batch(
-            policy, self.state, batch, shape, minibatch_plan, costs, factor, where, encode
+            policy, self.state, batch, share, minibatch_plan, costs, factor, where, encode
         )
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.trajectories import Trajectories
 
 
@@ -25,7 +25,7 @@ class PreparedBatch:
     """A batch ready for its epochs; (B, T) unless said otherwise, on the learner's device."""
 
     batch: Trajectories
-    shape: Shape
+    share: BatchShare
     minibatch_plan: list[list[Selection]]
     """The minibatches of every epoch."""
     mask: Tensor

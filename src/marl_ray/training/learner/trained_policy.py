@@ -248,8 +248,8 @@ class UpdateState:
 
         Updates move the value of a multiplier, and a coefficient that has a target.
         """
-        fresh, hyper = UpdateState.initial(policy), policy.hyper
-        pairs = zip(self.multipliers, fresh.multipliers, strict=True)
+        initial, hyper = UpdateState.initial(policy), policy.hyper
+        pairs = zip(self.multipliers, initial.multipliers, strict=True)
         return replace(
             self,
             multipliers=tuple(with_settings_of(moved, setting) for moved, setting in pairs),

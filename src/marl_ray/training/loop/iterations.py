@@ -55,7 +55,7 @@ def run_worker(
 
 def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
     """Run all iterations that are left, and what comes before the first."""
-    if run.fresh:
+    if not run.has_begun:
         _begin(run, start, callbacks, keeping)
     elif run.done and run.evaluation.best_score == -math.inf:  # all bundles are lost
         if run.config.has_evaluations:

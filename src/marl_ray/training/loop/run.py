@@ -14,7 +14,7 @@ from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.rollout.protocol import BatchCollector
-from marl_ray.training.checkpoints.origin import holds_of, play_of
+from marl_ray.training.checkpoints.origin import play_facts, state_layouts
 from marl_ray.training.checkpoints.saving import CheckpointContents, CheckpointSaver
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import rank_and_world_size, worker_mesh
@@ -84,8 +84,8 @@ class Run:
                 state,
                 run=config.name,
                 identity=identity_hash(config),
-                holds=holds_of(config, self.env, self.team.agents),
-                play=play_of(config),
+                layouts=state_layouts(config, self.env, self.team.agents),
+                play_facts=play_facts(config),
             )
             """The state in the last checkpoint, but `tokens` and `seconds` are those of now."""
             callbacks.begin(self.state.iteration if start.is_continuation else None)
@@ -112,8 +112,8 @@ class Run:
             """The metrics of the last iteration."""
             self.imitation_due = config.warm_start is not None and not start.checkpoints
             """True if the run imitates before it evaluates or plays; see `imitate`."""
-            self.fresh = not start.is_continuation
-            """True until the run has played its first step."""
+            self.has_begun = start.is_continuation
+            """True if `begin` was called, here or before the checkpoint that the run continues from."""
             self.transcripts: list[JsonObject] = []
             """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
             self._own_parts.callback(self.saver.wait)
@@ -188,7 +188,7 @@ class Run:
 
         Returns the metrics.
         """
-        self.fresh = False
+        self.has_begun = True
         metrics = self.evaluation.begin(self.steps, self.state)
         if metrics:
             self.metrics = {"iteration": self.iteration, "steps": self.steps} | metrics

@@ -49,12 +49,12 @@ def load_start(
 
     Returns the run's state and the collector's snapshot, if there is one. Raises as `load_newest` does.
     """
-    fresh = RunState(costs=dict.fromkeys(team.models, CostStats(None, 0)), mlflow_run_id=start.run_id)
+    initial = RunState(costs=dict.fromkeys(team.models, CostStats(None, 0)), mlflow_run_id=start.run_id)
     if not start.checkpoints:
-        return fresh, None
+        return initial, None
     callbacks.phase("reading the checkpoint")
     own_hyper = start.own_hyper or start.origin is not None
     state, snapshot = load_newest(start.checkpoints, team.learners, own_hyper, callbacks.say)
     if start.origin is not None:
-        return state_after(config, state, snapshot, start.origin, fresh)
+        return state_after(config, state, snapshot, start.origin, initial)
     return replace(state, best_score=min(state.best_score, start.best_score_left)), snapshot

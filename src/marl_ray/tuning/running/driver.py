@@ -18,7 +18,8 @@ from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_trial
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import SweepRecords, identity_of, load_records
+from marl_ray.tuning.records import SweepRecords, identity_of
+from marl_ray.tuning.records_file import load_records
 from marl_ray.tuning.reporting.ending import ending_document, ending_lines
 from marl_ray.tuning.running.sweep_state import RunningSweep
 from marl_ray.tuning.search.plan import retry_failed

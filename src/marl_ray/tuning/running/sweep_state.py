@@ -14,7 +14,6 @@ from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
     REPORT_FILE,
-    RecordsFile,
     SweepRecords,
     TrialRecord,
     end_reason,
@@ -22,6 +21,7 @@ from marl_ray.tuning.records import (
     ranked_trials,
     values_line,
 )
+from marl_ray.tuning.records_file import RecordsFile
 from marl_ray.tuning.reporting.event_files import EventFiles
 from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.progress import SweepProgress

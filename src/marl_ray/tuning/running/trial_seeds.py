@@ -80,8 +80,8 @@ class TrialSeeds:
             for seed in self.runs
         }
         self.checkpoint_every = configs[0].checkpoint.every
-        self.fresh = resume_from is None
-        """True while no seed has played."""
+        self.has_begun = resume_from is not None
+        """True if `begin` was called, here or before `save` wrote the folder that the runs continue from."""
         self.reported: set[str] = set()
         """Names of all metrics reported so far."""
 
@@ -124,7 +124,7 @@ class TrialSeeds:
 
         Returns the row of step 0, which is empty without evaluations.
         """
-        self.fresh = False
+        self.has_begun = True
         for run in self.runs.values():
             run.imitate()
         if not all(self._run_seed(seed, run.begin) for seed, run in self.runs.items()):
@@ -278,7 +278,7 @@ def run_leg(
 
     if after_takeover:
         checkpoint()
-    if seeds.fresh:
+    if not seeds.has_begun:
         row = seeds.begin()
         if row:
             emit(row)

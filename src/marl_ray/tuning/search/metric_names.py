@@ -3,32 +3,66 @@
 A sweep that compares another metric would fail late.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from marl_ray.config import RunConfig
+from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.evaluation.pass_at_k import values_of_k
 
-UPDATE_METRICS = (
-    "policy_loss",
-    "value_loss",
-    "cost_value_loss",
-    "entropy",
-    "kl",
-    "clip_fraction",
-    "grad_norm",
-    "explained_variance",
-    "reference_kl",
-    "trust_region_kl",
-    "trust_region_case",
-    "line_search_steps",
-    "group_std",
-    "informative_groups",
-    "left_out",
-    "engine/log_prob_gap",
+
+class Need(NamedTuple):
+    """A condition on a run under which the update of a policy reports a metric."""
+
+    text: str
+    is_met: Callable[[RunConfig, str], bool]
+    """Run and name of a trained policy -> True if the update reports it."""
+
+
+CRITIC = Need("an algorithm with a critic", lambda run, name: run.spec_of(name).critic != "none")
+TRAINED_CRITIC = Need(
+    "an algorithm that trains its critic beside the actor",
+    lambda run, name: run.spec_of(name).critic != "none" and not run.spec_of(name).critic_first,
 )
-"""Metrics of a policy's update, whatever its algorithm, besides its multipliers."""
+COST_CRITICS = Need("an algorithm that keeps budgets", lambda run, name: run.spec_of(name).needs_costs)
+KL_COEF = Need("hyper.kl_coef above 0", lambda run, name: bool(run.hyper_of(name).kl_coef))
+TRUST_REGION = Need(
+    "an algorithm with a trust region", lambda run, name: run.spec_of(name).constraint == "trust_region"
+)
+GROUPS = Need(
+    "an algorithm that compares the sampled members of groups",
+    lambda run, name: run.spec_of(name).groups and not run.spec_of(name).greedy,
+)
+TEXT_GROUPS = Need(
+    "language models and an algorithm that compares the members of groups",
+    lambda run, name: run.has_language_models and run.spec_of(name).groups,
+)
+OTHER_ENGINE = Need(
+    "an engine that computes with modules of its own, such as vllm",
+    lambda run, name: (
+        run.has_language_models and run.data is None and not engine_spec(run.team[name].generation.engine).same_modules
+    ),
+)
+UPDATE_METRICS: dict[str, Need | None] = {
+    "policy_loss": None,
+    "value_loss": CRITIC,
+    "cost_value_loss": COST_CRITICS,
+    "entropy": None,
+    "kl": None,
+    "clip_fraction": None,
+    "grad_norm": None,
+    "explained_variance": TRAINED_CRITIC,
+    "reference_kl": KL_COEF,
+    "trust_region_kl": TRUST_REGION,
+    "trust_region_case": TRUST_REGION,
+    "line_search_steps": TRUST_REGION,
+    "group_std": GROUPS,
+    "informative_groups": GROUPS,
+    "left_out": TEXT_GROUPS,
+    "engine/log_prob_gap": OTHER_ENGINE,
+}
+"""Metric of a policy's update, besides its multipliers -> its condition; None if every update reports it."""
 CLOCK_METRICS = ("steps", "iteration", "steps_per_second", "time/rollout", "time/update", "time/other")
 """Metrics of every row: progress, speed, and the seconds of an iteration's parts."""
 INTERVAL_METRICS = ("return_low", "return_high")
@@ -52,20 +86,36 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
             if rest.partition("/")[0] not in [settings.metric for settings in run.evaluation.benchmarks]:
                 raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
             continue
-        if metric.name.startswith(ENVIRONMENT_PREFIXES) or (run.has_language_models and _is_of_texts(run, metric.name)):
-            continue
-        if metric.name not in names:
-            raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
         if kind in ("eval", "best") and not run.has_evaluations:
             raise MarlRayError(
                 f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
-                "or give another metric, such as return"
+                "or give a metric of the training"
             )
+        if metric.name not in names and not _has_name_of_environment(run, metric.name):
+            need = missing_need(run, metric.name)
+            if need:
+                raise MarlRayError(f"metric: not every run of the sweep reports {metric.name!r}, which needs {need}")
+            raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
 
 
-def _is_of_texts(run: RunConfig, name: str) -> bool:
-    """Return True for a metric of one agent, whose name the environment has, and for one of the run's `data`."""
-    return name.rpartition("/")[2] in AGENT_METRICS or (run.data is not None and name.startswith("data/"))
+def missing_need(run: RunConfig, name: str) -> str:
+    """Return what the run lacks so that it reports a metric; empty if the metric is unknown."""
+    measures = {"time/evaluation": "evaluations", "time/benchmarks": "run.evaluation.benchmarks"}
+    if name in measures:
+        return measures[name]
+    for policy, prefix in _prefixes(run).items():
+        need = UPDATE_METRICS.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if need is not None and not need.is_met(run, policy):
+            return need.text
+    return ""
+
+
+def _has_name_of_environment(run: RunConfig, name: str) -> bool:
+    """Return True for a metric whose name the environment chooses, and for one of an agent that writes texts."""
+    if name.startswith("env/") and run.data is not None:
+        return False
+    of_agent = run.has_language_models and name.rpartition("/")[2] in AGENT_METRICS
+    return of_agent or name.startswith(ENVIRONMENT_PREFIXES)
 
 
 def unchecked_metrics(sweep: SweepConfig) -> list[str]:
@@ -78,24 +128,35 @@ def unchecked_metrics(sweep: SweepConfig) -> list[str]:
 
 def metric_names(run: RunConfig) -> Iterator[str]:
     """Yield the names of a run's metrics, but for those that an environment chooses."""
-    trained = [name for name, policy in run.team.items() if not policy.frozen]
-    costs = ["episode_cost"] if run.cost_signals == 1 else [f"episode_cost_{k}" for k in range(run.cost_signals)]
-    shares = BUDGET_METRICS if run.budgets else ()
-    yield from ("return", "episode_length", *costs, *shares, "score")
+    if run.data is None:  # else nothing is played but evaluations
+        costs = ["episode_cost"] if run.cost_signals == 1 else [f"episode_cost_{k}" for k in range(run.cost_signals)]
+        yield from ("return", "episode_length", *costs, *(BUDGET_METRICS if run.budgets else ()))
+    if run.data is None or run.has_evaluations:
+        yield "score"
     # Episodes that choose nothing, those of `best/`, are all sampled.
     yield from ("eval/greedy_return", *(("eval/greedy",) if run.has_language_models else ()), "best/steps")
     for prefix in ("eval/", "best/"):
         yield from (f"{prefix}{name}" for name in _evaluation_names(run))
-    for name in trained:
-        prefix = "" if len(trained) == 1 else f"{name}/"
-        yield from (f"{prefix}{metric}" for metric in UPDATE_METRICS)
-        yield from (f"{prefix}multiplier_{k}" for k in range(len(run.budgets)))
-    yield from (
-        *CLOCK_METRICS,
-        "time/evaluation",
-        "time/benchmarks",
-        *(TEXT_METRICS if run.has_language_models else ()),
-    )
+    for name, prefix in _prefixes(run).items():
+        needs = UPDATE_METRICS.items()
+        yield from (f"{prefix}{metric}" for metric, need in needs if need is None or need.is_met(run, name))
+        if run.spec_of(name).constraint == "multiplier":
+            yield from (f"{prefix}multiplier_{k}" for k in range(len(run.budgets)))
+        if run.data is not None:
+            yield f"data/{name}/passes"
+    yield from CLOCK_METRICS
+    if run.has_evaluations:
+        yield "time/evaluation"
+    if run.evaluation.benchmarks:
+        yield "time/benchmarks"
+    if run.has_language_models:
+        yield from TEXT_METRICS
+
+
+def _prefixes(run: RunConfig) -> dict[str, str]:
+    """Return trained policy -> the beginning of the names of its update's metrics."""
+    trained = run.trained_policies
+    return {name: "" if len(trained) == 1 else f"{name}/" for name in trained}
 
 
 def _evaluation_names(run: RunConfig) -> Iterator[str]:

@@ -39,8 +39,7 @@ class Search(Protocol):
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         """Learn the result of a configuration.
 
-        `scores` has one score per metric, of which greater is better. The value is None for a configuration that
-        failed.
+        `scores` are one score per metric, of which greater is better; None for a configuration that failed.
         """
         ...
 

@@ -13,13 +13,13 @@ from marl_ray.config import SPECS, GenerationConfig, ModelConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.minibatches import BatchShare, minibatches
 from marl_ray.training.learner.pass_loss import ScoredPass
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.gpu_pass_limit import fits_beside_weights, rows_that_fit, trial_pass
-from marl_ray.tuning.search.metric_names import check_metrics
+from marl_ray.tuning.search.metric_names import check_metrics, metric_names
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -40,6 +40,8 @@ def test_micro_batches_change_nothing(algorithm):
     sweep = {"name": "s", "run": {}, "space": {"hyper.lr": {"choice": [0.1]}}, "search": "tpe", "budget": {"trials": 1}}
     reported = [{"name": name} for name in undivided[-1]]
     check_metrics(parse_config(SweepConfig, sweep | {"metric": reported}), config(*brief))
+    names = {name for name in metric_names(config(*brief)) if not name.startswith(("eval/", "best/"))}
+    assert names - {"score"} <= {*undivided[-1]}  # sweeps add the score
     for a, b in zip(timeless(undivided), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
 
@@ -115,9 +117,9 @@ def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
     run = config(f"hyper.entropy_coef={coefficient}")
     team = team_of(run)
     learner, rows = team.learners["speaker"], batch_of(run, team).trajectories["speaker"]
-    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
-    plan = [minibatches(0, 0, 0, 1, shape, True)]
-    ready, state, _ = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    policy, share = learner.policy, BatchShare(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
+    plan = [minibatches(0, 0, 0, 1, share, True)]
+    ready, state, _ = prepare_batch(policy, learner.state, rows, share, plan, CostStats(None, 0), None, "here")
     entropy = ScoredPass(policy, state, ready, plan[0][0], True).entropy
     assert entropy.requires_grad == bool(coefficient)
     assert entropy.any()

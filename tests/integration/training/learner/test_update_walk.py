@@ -8,7 +8,7 @@ from toy_runs.runs import batch_of, short, team_of
 
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step
-from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.minibatches import BatchShare, minibatches
 from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.learner.trained_policy import UpdateState
@@ -27,9 +27,9 @@ def begin(algorithm: str) -> tuple[Learner, Trajectories]:
 
 def prepare(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
-    shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
-    plan = [minibatches(0, 0, 0, 2, shape, policy.settings.has_whole_episodes)]
-    return prepare_batch(policy, learner.state, batch, shape, plan, COSTS, None, "here")
+    share = BatchShare(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
+    plan = [minibatches(0, 0, 0, 2, share, policy.settings.has_whole_episodes)]
+    return prepare_batch(policy, learner.state, batch, share, plan, COSTS, None, "here")
 
 
 def weights(learner: Learner) -> torch.Tensor:

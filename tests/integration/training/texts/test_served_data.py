@@ -35,6 +35,7 @@ from marl_ray.serving.logs.export import export
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.texts.served_data import preferred_pairs
+from marl_ray.tuning.search.metric_names import metric_names
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -103,8 +104,10 @@ def data(bundle: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("algorithm", ["rloo", "grpo", "reinforce_pp", "gspo", "dpo"])
 def test_a_run_learns_from_what_was_served(tmp_path, bundle, data, algorithm):
     lr = ["hyper.beta=0.5"] if algorithm == "dpo" else []
-    rows = train_alone(learn(bundle, data, f"algorithm={algorithm}", *lr), tmp_path / "run")
-    last = rows[-1]
+    run = learn(bundle, data, f"algorithm={algorithm}", *lr)
+    last = train_alone(run, tmp_path / "run")[-1]
+    writer = {f"writer/{name}" for name in ("reward", "response_tokens", "ended")}
+    assert {*last} - writer == {name for name in metric_names(run) if not name.startswith(("eval/", "best/"))}
     assert last["data/speaker/passes"] >= 1 and all(np.isfinite(list(last.values())))
     assert 0.2 < last["writer/reward"] < 0.8 and last["writer/response_tokens"] > 1.9
     after = chance_of_good(tmp_path / "run" / str(last["iteration"]) / "bundle", "hello")

@@ -15,7 +15,7 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.minibatches import BatchShare, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.iterations import run_worker
@@ -32,9 +32,9 @@ def prepare(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
     rows = batch.trajectories["speaker"]
     rows = replace(rows, log_probs=rows.log_probs + shift)
     policy = replace(learner.policy, settings=replace(learner.policy.settings, has_other_engine=True))
-    shape = Shape(1, rows.mask.shape[1], 0, policy.family.copy_bounds(rows, 1))
-    plan = [minibatches(0, 0, 0, 1, shape, True)]
-    ready, _, metrics = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    share = BatchShare(1, rows.mask.shape[1], 0, policy.family.copy_bounds(rows, 1))
+    plan = [minibatches(0, 0, 0, 1, share, True)]
+    ready, _, metrics = prepare_batch(policy, learner.state, rows, share, plan, CostStats(None, 0), None, "here")
     return ready, metrics
 
 

@@ -66,7 +66,7 @@ class CompiledBatch:
 
     def decision_numbers(self, selection: Selection) -> np.ndarray:
         """Return the numbers (n,) of the decisions of a minibatch that are trained on."""
-        agents = self.prepared.shape.agents
+        agents = self.prepared.share.agents
         return selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
 
     def gradient(self, weights: np.ndarray, minibatch: np.ndarray, decisions: float, sums: np.ndarray) -> np.ndarray:
@@ -230,7 +230,7 @@ def _encode_critic_rows(model: ActorCritic, prepared: PreparedBatch) -> tuple[Ne
 
     The numbers are (N,) int64. A central critic reads the state of all agents once, and has an output for each.
     """
-    batch, agents, (rows, steps) = prepared.batch, prepared.shape.agents, prepared.mask.shape
+    batch, agents, (rows, steps) = prepared.batch, prepared.share.agents, prepared.mask.shape
     assert model.critic is not None
     if batch.states is None:
         return _encode_rows(model.critic, batch.observations.flatten(0, 1)), np.zeros(rows * steps, np.int64)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from marl_ray.policies.actor_critic.policy import ActorCritic, EncodedRows
 from marl_ray.training.collectives import rank_and_world_size
 from marl_ray.training.learner.families.results import Outputs, PolicyModels
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.trajectories import Trajectories
 
 
@@ -126,19 +126,19 @@ def score_decisions(
     inputs: EncodedInputs,
     batch: Trajectories,
     mask: Tensor,
-    shape: Shape,
+    share: BatchShare,
     selection: Selection,
     learn_entropy: bool = False,
 ) -> Outputs:
     """Score the selection (R rows, T' steps) of a batch by the model, also the decisions outside of `mask`."""
-    rows = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)
-    heads, size = shape.agents if model.central else 1, mask.shape
+    rows = None if batch.action_masks is None else selection.take(batch.action_masks, share.agents).flatten(0, 1)
+    heads, size = share.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
-        selection.rows(inputs.actor, shape, shape.agents),
-        selection.rows(inputs.critic, shape, shape.agents // heads),
+        selection.rows(inputs.actor, share, share.agents),
+        selection.rows(inputs.critic, share, share.agents // heads),
         rows,
     )
-    actions = selection.take(batch.actions, shape.agents).flatten(0, 1)
+    actions = selection.take(batch.actions, share.agents).flatten(0, 1)
     named = iter(values)
     return Outputs(
         model.distribution.log_prob(outputs, actions).reshape(size),
@@ -154,13 +154,13 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
     return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
 
 
-def score_by_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+def score_by_reference(models: PolicyModels, batch: Trajectories, share: BatchShare, selection: Selection) -> Tensor:
     """Return the log-probabilities (R, T') of the selection's actions under the reference actor."""
     distribution = models.trained.distribution
-    allowed = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)
-    observations = selection.take(batch.observations, shape.agents)
+    allowed = None if batch.action_masks is None else selection.take(batch.action_masks, share.agents).flatten(0, 1)
+    observations = selection.take(batch.observations, share.agents)
     outputs = distribution.normalize(models.reference.infer(observations.flatten(0, 1)), allowed)
-    actions = selection.take(batch.actions, shape.agents).flatten(0, 1)
+    actions = selection.take(batch.actions, share.agents).flatten(0, 1)
     return cast(Tensor, distribution.log_prob(outputs, actions).reshape(observations.shape[:2]))
 
 

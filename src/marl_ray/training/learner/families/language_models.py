@@ -21,7 +21,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy, move_to_device
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import raise_gather_error
 from marl_ray.training.learner.families.results import Outputs, PolicyModels
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.trajectories import Trajectories
 
 
@@ -143,22 +143,22 @@ def score_decisions(
     inputs: None,
     batch: Trajectories,
     mask: Tensor,
-    shape: Shape,
+    share: BatchShare,
     selection: Selection,
     learn_entropy: bool = False,
 ) -> Outputs:
     """Score the selection (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
-    prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))
+    prompts, responses = (selection.take(x, share.agents) for x in (batch.prompts, batch.actions))
     outputs = model.evaluate(prompts, responses, mask, learn_entropy=learn_entropy)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
-def score_by_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+def score_by_reference(models: PolicyModels, batch: Trajectories, share: BatchShare, selection: Selection) -> Tensor:
     """Return the log-probabilities (R, T') of the selection's tokens under the reference model."""
     assert batch.prompts is not None
-    prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))
-    mask = selection.decisions(batch.mask, shape.agents)
+    prompts, responses = (selection.take(x, share.agents) for x in (batch.prompts, batch.actions))
+    mask = selection.decisions(batch.mask, share.agents)
     return cast(TokenPolicy, models.reference).reference_evaluate(prompts, responses, mask)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.learner.families.results import Outputs, PolicyModels
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.trajectories import Trajectories
 
 
@@ -83,7 +83,7 @@ class PolicyFamily(Protocol):
         inputs: Any,
         batch: Trajectories,
         mask: Tensor,
-        shape: Shape,
+        share: BatchShare,
         selection: Selection,
         learn_entropy: bool = False,
     ) -> Outputs:
@@ -93,7 +93,7 @@ class PolicyFamily(Protocol):
         """
 
     def score_by_reference(
-        self, models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection
+        self, models: PolicyModels, batch: Trajectories, share: BatchShare, selection: Selection
     ) -> Tensor:
         """Return the log-probabilities (R, T') under the reference policy, without gradients."""
 

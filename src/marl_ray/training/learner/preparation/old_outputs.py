@@ -7,7 +7,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.training.learner.forward_passes import score_all, score_in_passes
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.training.learner.preparation.normalizers import normalize
 from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
@@ -20,7 +20,7 @@ def take_old_outputs(
     inputs: object,
     batch: Trajectories,
     mask: Tensor,
-    shape: Shape,
+    share: BatchShare,
     minibatch_plan: list[list[Selection]],
 ) -> OldOutputs:
     """Take the outputs that the rollout recorded, or evaluate the batch again where `policy.must_recompute`.
@@ -35,7 +35,7 @@ def take_old_outputs(
     if not policy.must_recompute or not (sum(map(len, minibatch_plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
     needs_all = hyper.kl_coef or policy.must_estimate_values
-    outputs = score_all(policy, inputs, batch, batch.mask if needs_all else mask, shape, minibatch_plan[0])
+    outputs = score_all(policy, inputs, batch, batch.mask if needs_all else mask, share, minibatch_plan[0])
     return OldOutputs(
         outputs.log_probs,
         values if outputs.values is None else outputs.values,
@@ -44,7 +44,7 @@ def take_old_outputs(
 
 
 def reference_log_probs(
-    policy: TrainedPolicy, batch: Trajectories, shape: Shape, selections: Sequence[Selection]
+    policy: TrainedPolicy, batch: Trajectories, share: BatchShare, selections: Sequence[Selection]
 ) -> Tensor | None:
     """Return the log-probabilities (B, T) under the reference policy.
 
@@ -55,8 +55,8 @@ def reference_log_probs(
     (log_probs,) = score_in_passes(
         policy,
         batch,
-        shape,
-        lambda selection: [policy.family.score_by_reference(policy.models, batch, shape, selection)],
+        share,
+        lambda selection: [policy.family.score_by_reference(policy.models, batch, share, selection)],
         selections,
     )
     return log_probs
@@ -68,7 +68,7 @@ def estimate_divergence(
     batch: Trajectories,
     old_log_probs: Tensor,
     reference: Tensor | None,
-    shape: Shape,
+    share: BatchShare,
     selections: Sequence[Selection],
 ) -> Tensor:
     """Estimate the KL divergence (B, T), in nats, of the policy from the reference before the first step.
@@ -80,5 +80,5 @@ def estimate_divergence(
         return torch.zeros_like(old_log_probs)
     log_probs = old_log_probs
     if policy.settings.is_off_policy:  # the old log-probabilities are those of the policies that wrote the batch
-        log_probs = score_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
+        log_probs = score_all(policy, inputs, batch, batch.mask, share, selections).log_probs
     return kl_estimate(log_probs, reference, hyper.kl_estimator)

@@ -14,7 +14,7 @@ from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.forward_passes import fit_critic
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate_advantages, split_rows
 from marl_ray.training.learner.preparation.normalizers import denormalize, normalize, update_norms
 from marl_ray.training.learner.preparation.old_outputs import estimate_divergence, reference_log_probs, take_old_outputs
@@ -28,7 +28,7 @@ def prepare_batch(
     policy: TrainedPolicy,
     state: UpdateState,
     batch: Trajectories,
-    shape: Shape,
+    share: BatchShare,
     minibatch_plan: list[list[Selection]],
     costs: CostStats,
     factor: Tensor | None,
@@ -47,17 +47,17 @@ def prepare_batch(
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
     inputs = policy.family.encode_inputs(policy.model, batch) if encode else None
-    old = take_old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
+    old = take_old_outputs(policy, state, inputs, batch, mask, share, minibatch_plan)
     if policy.must_estimate_values:
         batch = _add_values(policy, state, batch, old)
-    reference = reference_log_probs(policy, batch, shape, minibatch_plan[0])
-    divergence = estimate_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
+    reference = reference_log_probs(policy, batch, share, minibatch_plan[0])
+    divergence = estimate_divergence(policy, inputs, batch, old.log_probs, reference, share, minibatch_plan[0])
     # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
     batch = replace(batch, rewards=_shape_rewards(policy, state, batch, divergence))
     if spec.critic_first:
-        batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
+        batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, share))
     estimates = estimate_advantages(policy, batch)  # here rewards become advantages
-    sums = sum_batch(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
+    sums = sum_batch(policy, batch, estimates, old, divergence, mask, left_out, share, minibatch_plan)
     check_finite(where, sums)
     moved_state = _move_state(policy, state, estimates, costs, sums)
     advantages = _normalize_advantages(policy, estimates.advantages, mask, sums["advantages"])
@@ -65,16 +65,16 @@ def prepare_batch(
         estimates.cost_advantages, mask, sums["costs"], spec.constraint == "penalty"
     )
     if factor is not None:  # HAPPO and its relatives: policies updated before this one have changed the joint action
-        per_row = factor.to(policy.device).repeat_interleave(shape.agents, 0)
+        per_row = factor.to(policy.device).repeat_interleave(share.agents, 0)
         advantages, cost_advantages = advantages * per_row, cost_advantages * per_row[..., None]
     cap = policy.importance_cap
     prepared = PreparedBatch(
         batch=batch,
-        shape=shape,
+        share=share,
         minibatch_plan=minibatch_plan,
         mask=mask,
         inputs=inputs,
-        order=policy.family.pass_order(policy.model, batch, shape.agents),
+        order=policy.family.pass_order(policy.model, batch, share.agents),
         advantages=advantages,
         cost_advantages=cost_advantages,
         returns=None if estimates.targets is None else moved_state.value_norm.normalize(estimates.targets),

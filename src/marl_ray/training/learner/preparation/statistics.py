@@ -7,7 +7,7 @@ from marl_ray.algorithms.advantages.normalization import moments
 from marl_ray.algorithms.losses.aggregation import count_tokens_and_sequences
 from marl_ray.training.collectives import sum_each_over_workers
 from marl_ray.training.errors import DivergedError
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.training.learner.preparation.estimates import Estimates
 from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -25,7 +25,7 @@ def sum_batch(
     divergence: Tensor,
     mask: Tensor,
     left_out: Tensor,
-    shape: Shape,
+    share: BatchShare,
     minibatch_plan: list[list[Selection]],
 ) -> dict[str, Tensor]:
     """Add up over all workers what they must agree on.
@@ -45,7 +45,7 @@ def sum_batch(
         "cost_targets": _signal_moments(estimates.cost_targets, mask),
         "minibatches": torch.stack(
             [
-                count_tokens_and_sequences(selection.take(mask, shape.agents))
+                count_tokens_and_sequences(selection.take(mask, share.agents))
                 for epoch in minibatch_plan
                 for selection in epoch
             ]

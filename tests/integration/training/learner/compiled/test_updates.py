@@ -15,7 +15,7 @@ from marl_ray.training.checkpoints.manifest import FORMAT
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, policy_update
 from marl_ray.training.learner.compiled import epochs
-from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.run import Run
@@ -218,10 +218,10 @@ def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend):
         quarters = torch.arange(batch.mask.shape[1]).tensor_split(4)
         batch.mask[:, torch.cat(quarters[2:])] = False
         policy = learner.policy
-        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
-        plan = [[Selection(None, times, shape.all_copies) for times in quarters]] * count
+        share = BatchShare(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
+        plan = [[Selection(None, times, share.all_copies) for times in quarters]] * count
         prepared, state, _ = prepare_batch(
-            policy, learner.state, batch, shape, plan, CostStats((4.5,), 3, 6.0), None, "here"
+            policy, learner.state, batch, share, plan, CostStats((4.5,), 3, 6.0), None, "here"
         )
         _, metrics = descend(policy, state, prepared, "here")
         parameters = policy.model.parameters()

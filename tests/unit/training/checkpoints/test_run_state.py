@@ -1,0 +1,24 @@
+"""The file of a run's state: what is written is read again."""
+
+import json
+
+from marl_ray.training.checkpoints.run_state import RunState, StateFile
+from marl_ray.training.costs import CostStats
+
+STATE = RunState(
+    costs={"lm": CostStats((1.5,), 2, 3.0)},
+    mlflow_run_id=None,
+    layouts={"lm": {"critic": "none"}},
+    play_facts={"seed": 1},
+)
+
+
+def test_fields_keep_their_keys_in_the_file():
+    plain = json.loads(StateFile(STATE, {"lm": {}}, {"lm/step": 4.0}).encode())
+    assert (plain["holds"], plain["play"]) == ({"lm": {"critic": "none"}}, {"seed": 1})
+    assert "layouts" not in plain and "play_facts" not in plain
+
+
+def test_a_state_is_read_as_it_was_written():
+    written = StateFile(STATE, {"lm": {}}, {"lm/step": 4.0})
+    assert StateFile.decode(written.encode()) == written
