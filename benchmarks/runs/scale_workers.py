@@ -15,7 +15,8 @@ from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
-from marl_ray.ray_seams import naming_callback, poll_interval
+from marl_ray.ray_seams import naming_callback
+from marl_ray.training.machines.ray_variables import poll_interval
 
 ANSWERING, LOOKS, WARM_UP = 2, 20, 3
 """Actors that answer for all workers, looks that are counted, and first looks that are not."""

@@ -13,22 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 from marl_ray.errors import MarlRayError, one_line
 
-MIN_POLL_S, MAX_POLL_S = 0.25, 2.0
-"""Minimum and maximum seconds between two looks of Ray Train after its workers, by which it sees that they ended or died.
-The maximum is Ray's own value."""
-POLL_WORKER_S = 0.002
-"""Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
-SILENCE_VARIABLE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
-"""Ray Train's variable for the time after which a worker that does not answer counts as lost."""
-LOST_S = 60.0
-"""Seconds without an answer after which a worker counts as lost. A separate thread answers during updates too."""
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory, and which it deletes with the job."""
 
 DashboardClient = TypeVar("DashboardClient")
-
-interval_set_here: str | None = None
-"""The interval between looks that this process has set, and may change for its next group; None before."""
 
 
 def autoscaled_resources() -> dict[str, float]:
@@ -130,36 +118,6 @@ def with_deadline(client_class: type[DashboardClient], timeout: float | tuple[fl
             return super()._do_request(*args, **{"timeout": timeout} | kwargs)
 
     return ClientWithDeadline
-
-
-def poll_often(workers: int) -> None:
-    """Let the next TorchTrainer of this process look after its workers every `poll_interval`.
-
-    An interval that the user has set stays. No argument of Ray Train sets the interval; it reads this variable.
-    """
-    global interval_set_here  # noqa: PLW0603  a process has one environment
-    variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-    if os.environ.get(variable) in (None, interval_set_here):
-        os.environ[variable] = interval_set_here = str(poll_interval(workers))
-
-
-def poll_interval(workers: int) -> float:
-    """Return the seconds between two looks after this many workers."""
-    return min(max(MIN_POLL_S, POLL_WORKER_S * workers), MAX_POLL_S)
-
-
-def give_up_silent_workers() -> None:
-    """Let the workers of this process's next TorchTrainer count as lost LOST_S seconds after their last answer.
-
-    A limit that the user has set stays. No argument of Ray Train sets the limit, which is ten minutes; it reads this
-    variable of the environment.
-    """
-    os.environ.setdefault(SILENCE_VARIABLE, str(LOST_S))
-
-
-def lost_after_s() -> float:
-    """Return the seconds without an answer after which a worker of this process's trainers counts as lost."""
-    return float(os.environ.get(SILENCE_VARIABLE, LOST_S))
 
 
 def placement_group_states(job: str) -> list[str]:

@@ -16,7 +16,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonObject
-from marl_ray.ray_seams import observing_callback, skip_cleanup_processes, unwrap_failures, worker_failures
+from marl_ray.ray_seams import skip_cleanup_processes, unwrap_failures, worker_failures
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -29,8 +29,9 @@ from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.machines.cluster_capacity import check_capacity
 from marl_ray.training.machines.full_disk import find_full_disk
 from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, interrupt_handler, run_within
+from marl_ray.training.machines.ray_variables import exchange_s
 from marl_ray.training.machines.torch_trainer import torch_trainer
-from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, follow_notes
+from marl_ray.training.machines.worker_watch import follow_notes
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
     ORIGIN_KEY,
@@ -209,8 +210,9 @@ def _make_trainer(attempt: _Attempt, announced: _AnnouncedRun, use_gpu: bool, no
         storage=storage_of(config),
         use_gpu=use_gpu,
         exchange_s=exchange_s(config),
+        notes=notes,
         begun=attempt.controllers.append,
-        callbacks=[_failure_callback(*attempt.folder), observing_callback(WorkerWatch(notes))],
+        callbacks=[_failure_callback(*attempt.folder)],
     )
 
 

@@ -1,4 +1,4 @@
-"""The checks of a run that need no cluster: folder, tracking, environment, models and data."""
+"""The checks of a run that need no cluster: variables, folder, tracking, environment, models and data."""
 
 import traceback
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.checkpoints.index import checkpoints_in, find_newest
 from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.machines.ray_variables import check_variables
 from marl_ray.training.run_folder.record import (
     RunRecord,
     check_folder,
@@ -42,6 +43,7 @@ def check_trial(config: RunConfig) -> dict[str, list[str]]:
 
     Raises MarlRayError that names what does not fit, or the traceback of another error of the environment.
     """
+    check_variables()
     _check_tracking(uri_of(config))
     check_sinks(config)
     check_folder(config)

@@ -193,7 +193,7 @@ def _read_position(config: RunConfig, folder: StoredFolder, journal: Journal, at
     except MarlRayError as error:
         refusal = f"no checkpoint can be used: {error}"
     best_left, damaged = (math.inf, []) if refusal else _find_best_left(folder)
-    return _StoragePosition(checkpoints, refusal, attempt, best_left, damaged, pass_sizes(folder))
+    return _StoragePosition(checkpoints, refusal, attempt, best_left, damaged, pass_sizes(folder, journal.say))
 
 
 def _make_callbacks(journal: Journal, folder: StoredFolder, position: _StoragePosition, rank: int) -> "RunCallbacks":

@@ -34,8 +34,30 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(ray_
 
 
 def test_a_pass_of_one_sequence_is_not_halved(tmp_path):
-    folder = local_stored_folder(tmp_path)
-    assert pass_sizes(folder) == {}
+    folder, lines = local_stored_folder(tmp_path), list[str]()
+    assert pass_sizes(folder, lines.append) == {}
     for policy, rows in (("first", 7), ("second", 2), ("first", 3), ("second", 1), (None, 8)):
         note_smaller_pass(folder, PassMemoryError("no room", policy, rows))
-    assert pass_sizes(folder) == {"first": 1, "second": 1}
+    assert pass_sizes(folder, lines.append) == {"first": 1, "second": 1}
+    assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"speak', "Unterminated string starting at: line 1 column 2 (char 1)"),
+        (b"\xff\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (b"[2]", "expected a JSON object"),
+        (b'{"speaker": "two"}', "speaker='two': expected a number of sequences from 1"),
+        (b'{"speaker": true}', "speaker=True: expected a number of sequences from 1"),
+        (b'{"speaker": 0}', "speaker=0: expected a number of sequences from 1"),
+    ],
+)
+def test_a_damaged_file_of_passes_is_named_and_the_next_worker_without_room_writes_it_anew(tmp_path, content, reason):
+    folder, lines = local_stored_folder(tmp_path), list[str]()
+    file = tmp_path / SIZES_FILE
+    file.write_bytes(content)
+    assert pass_sizes(folder, lines.append) == {}
+    assert lines == [f"{file} does not hold the sizes of passes: {reason}; they are as large as without it"]
+    note_smaller_pass(folder, PassMemoryError("no room", "speaker", 8))
+    assert json.loads(file.read_text()) == {"speaker": 4}

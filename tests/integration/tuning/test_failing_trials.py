@@ -1,19 +1,35 @@
-"""Trials that fail, are lost or are refused on a real Ray, while the others train on."""
+"""Trials that fail, are lost, are refused or wait on a real Ray, while the others train on."""
 
 import html
 import json
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from toy_runs.runs import short
 from toy_runs.trained_sweeps import FinishedSweep, sweep_config, train_sweep
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
+from marl_ray.training.machines import torch_trainer
+from marl_ray.training.machines.ray_variables import START_VARIABLE
+from marl_ray.training.machines.worker_watch import WorkerWatch
+from marl_ray.tuning.folder import trial_folder
+from marl_ray.tuning.running import sweep_state
 from marl_ray.tuning.running.driver import run_sweep
+from marl_ray.tuning.running.trial_files import Leg, TrialWriter
+from marl_ray.tuning.running.worker_group import run_in_workers
 
 pytestmark = pytest.mark.shared_ray("one")
+
+WAITING = "waiting for 2 workers of 1 CPU each, since "
+FREE = "; the cluster has 1 CPU free on 1 node"
 
 
 class FaultySweep(NamedTuple):
@@ -159,3 +175,67 @@ def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluste
     assert ", clip_fraction, " in trial.error and ", eval/return, " in trial.error
     assert outcome.records.winner is None
     assert html.unescape(Path(outcome.report).read_text()).count(trial.error) == 2
+
+
+@contextmanager
+def busy_cluster() -> Iterator[threading.Event]:
+    """Occupy all CPUs but one within the block, or until the event is set."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    held, freed = placement_group([{"CPU": ray.cluster_resources()["CPU"] - 1}]), threading.Event()
+    ray.get(held.ready(), timeout=60)
+
+    def free() -> None:
+        freed.wait(300)
+        remove_placement_group(held)
+
+    thread = threading.Thread(target=free, daemon=True)
+    thread.start()
+    try:
+        yield freed
+    finally:
+        freed.set()
+        thread.join(60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_trial_says_what_its_workers_wait_for_and_trains_once_they_have_it(ray_cluster, tmp_path, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(sweep_state, "print_line", lambda line, stream: lines.append(line))
+    with busy_cluster() as freed:
+
+        def free_cpus() -> None:
+            until(lambda: any(FREE in line for line in lines), "the line of the trial", 200)
+            freed.set()
+
+        thread = threading.Thread(target=free_cpus, daemon=True)
+        thread.start()
+        outcome = train_sweep(
+            tmp_path,
+            set={"resources.workers": 2, "evaluation.episodes": 2},
+            space={"hyper.lr": {"grid": [0.01]}},
+            seeds=1,
+        )
+        thread.join(1)
+    (trial,) = outcome.records.trials
+    assert (trial.status, trial.error) == ("finished", "")
+    waits = [line for line in lines if FREE in line]
+    assert waits and all(line.startswith(f"toy-sweep: trial 0000: {WAITING}") for line in waits)
+    assert len(waits) == len(set(waits))
+    assert sum(line.startswith("toy-sweep: trial 0000: its workers are there, after ") for line in lines) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trial_gives_up_when_its_wait_is_over(ray_cluster, tmp_path, monkeypatch):
+    """Ray Train itself tries again without an end."""
+    monkeypatch.setattr(torch_trainer, "WorkerWatch", partial(WorkerWatch, wait_s=2.0))
+    monkeypatch.setenv(START_VARIABLE, "1")
+    run = short("ippo", "resources.workers=2", f"storage={tmp_path}")
+    leg = Leg("sweep", str(tmp_path), 0, 1, [run.as_given()], [], None, True, False, 1, "", str(Path.cwd()))
+    writer = TrialWriter(trial_folder(leg.storage, leg.sweep, leg.number), 1, [0], lambda row: None, print)
+    with busy_cluster(), pytest.raises(MarlRayError, match=rf"^gave up after \d+ s: {WAITING}.*{FREE}") as caught:
+        run_in_workers(leg, [run], writer)
+    assert "\n" not in str(caught.value)

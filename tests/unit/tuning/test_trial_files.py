@@ -62,7 +62,7 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_fac
         for dies_after in [*deaths, None]:
             emitted: list[float] = []
             writer = TrialWriter(
-                folder_at(path, remote), KEEP, [0], lambda row, emitted=emitted: emitted.append(row["iteration"])
+                folder_at(path, remote), KEEP, [0], lambda row, emitted=emitted: emitted.append(row["iteration"]), print
             )
             try:
                 train(writer, every, dies_after)
@@ -90,8 +90,8 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_fac
 
 def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path):
     folder = Folder(str(tmp_path), "trial")
-    first = TrialWriter(folder, KEEP, [0], lambda row: None)
-    second = TrialWriter(folder, KEEP, [0], lambda row: None)
+    first = TrialWriter(folder, KEEP, [0], lambda row: None, print)
+    second = TrialWriter(folder, KEEP, [0], lambda row: None, print)
     for writer in (second, first):
         writer.note_begin(0)
         writer.add_row({"iteration": 1, "played": 8})

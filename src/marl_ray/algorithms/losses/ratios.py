@@ -23,9 +23,9 @@ def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
     """Return the log ratio of whole sequences, (B,), with gradient, not clamped.
 
-    The ratio is 0 for a fully masked sequence. It is also the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the
-    geometric mean of token ratios). With `summed` it is their sum, which belongs to the true ratio of sequences that
-    TRL's RLOO uses.
+    It is the mean of the log ratios of the sequence's own tokens, so its exponential is the geometric mean of their
+    ratios (GSPO, arXiv 2507.18071, eq. 7). With `summed` it is their sum, whose exponential is the true ratio of the
+    sequences, which TRL's RLOO uses. A sequence that is fully masked has log ratio 0.
     """
     total = torch.where(mask, log_probs - old.detach(), 0.0).sum(1)
     return total if summed else total / mask.sum(1).clamp(min=1)

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_ray.config import RunConfig
 from marl_ray.json_types import JsonObject
 from marl_ray.ray_seams import (
-    give_up_silent_workers,
     naming_callback,
-    poll_often,
+    observing_callback,
     replace_interrupt_handler,
     skip_dataset_processes,
 )
+from marl_ray.training.machines.ray_variables import give_up_silent_workers, poll_often
+from marl_ray.training.machines.worker_watch import WorkerWatch
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -29,14 +31,15 @@ def torch_trainer(
     storage: str,
     use_gpu: bool,
     exchange_s: float,
+    notes: Path,
     begun: "Callable[[ActorHandle[object]], None]",
     callbacks: Sequence[Any] = (),
 ) -> "TorchTrainer":
     """Return a TorchTrainer that calls `worker(payload)` in each of the workers that `config.resources` asks for.
 
     Ray Train keeps its own files in the folder `name` of `storage`; `label` is what the dashboard calls the workers. In a
-    collective a worker waits `exchange_s` seconds for the others. `begun` gets the actor that controls the workers; they
-    end with it.
+    collective a worker waits `exchange_s` seconds for the others. A WorkerWatch ends the waits for workers, and appends
+    its lines to the file `notes`. `begun` gets the actor that controls the workers; they end with it.
     """
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
@@ -58,7 +61,7 @@ def torch_trainer(
             name=name,
             storage_path=storage,
             failure_config=FailureConfig(max_failures=need.max_failures),
-            callbacks=[naming_callback(label), *callbacks],
+            callbacks=[naming_callback(label), observing_callback(WorkerWatch(notes)), *callbacks],
         ),
     )
     replace_interrupt_handler(trainer, begun)

@@ -1,23 +1,21 @@
-"""Reports what a run waits for while workers are missing or silent.
+"""Reports what a run or a trial waits for while workers are missing or silent.
 
 A report says which workers, for what, since when and until when. Ray Train starts lost workers again without a word. Its
-controller, a process on the driver's node, calls a WorkerWatch, which appends lines to a file there; the driver reads
-and prints them (`follow_notes`). Nothing depends on the file.
+controller calls a WorkerWatch, which appends lines to a file. The process that drives the workers, on the same node, reads
+the lines (`follow_notes`). Nothing depends on the file.
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, describe_error
-from marl_ray.ray_seams import lost_after_s
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.machines.cluster_state import alive_nodes, free_resources, has_all_placement_groups
 from marl_ray.training.machines.full_disk import DiskFullError
+from marl_ray.training.machines.ray_variables import lost_after_s
 
 SAY_S = (10.0, 60.0, 300.0)
 """Seconds after which a wait is reported; later it is reported again each time that the last of them passes."""
@@ -26,30 +24,16 @@ SILENT_S = 10.0
 POLL_S = 0.5
 """Seconds between two looks at whether a wait is over, and at the file of notes."""
 MAX_FAILED_STARTS = 5
-"""Number of times that workers may die while they start, one after the other, until the run fails."""
+"""Number of times that workers may die while they start, one after the other, until the run or the trial fails."""
 WAIT_S = 6 * 3600.0
-"""Maximum seconds that a run waits for the resources of its workers, at first or after it lost some, until it fails."""
-EXCHANGE_VARIABLE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
-"""Ray Train's own variable for the deadline of what its workers do together."""
-
-
-def exchange_s(config: RunConfig) -> float:
-    """Return the most seconds that a worker waits for the others in an exchange.
-
-    The limit is what the user's environment says in EXCHANGE_VARIABLE, or else what is safe where workers' rollouts
-    differ in length, and where all wait for engines to start.
-    """
-    if EXCHANGE_VARIABLE in os.environ:
-        return float(os.environ[EXCHANGE_VARIABLE])
-    models = [policy for policy in config.team.values() if policy.model is not None]
-    return 600.0 + max(engine_spec(policy.generation.engine).start_s for policy in models) if models else 300.0
+"""Maximum seconds of a wait for the workers' resources, at first or after some were lost, until the run or trial fails."""
 
 
 class WorkerWatch:
-    """Follows the workers of one run from the process that starts them."""
+    """Follows the workers of one run, or of one trial, from the process that starts them."""
 
     def __init__(self, notes: Path, wait_s: float = WAIT_S):
-        """Read `notes`, the file of lines. `wait_s` bounds the wait for resources."""
+        """Append the lines to the file `notes`. `wait_s` bounds the wait for resources."""
         self.notes, self.wait_s = notes, wait_s
         self.nodes: dict[int, str] = {}
         """Rank -> address of its node, of the workers that ran last."""
@@ -63,7 +47,7 @@ class WorkerWatch:
         self.failed_starts = 0
         """Number of starts that have failed since workers ran."""
         self.end_reason = ""
-        """The reason why the run will not continue, in one line; empty while it will."""
+        """The reason why no workers are started again, in one line; empty while they are."""
 
     def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.
@@ -77,7 +61,9 @@ class WorkerWatch:
             self.since, self.waits = time.time(), self.waits + 1
             threading.Thread(target=self._say_again, args=(self.waits, workers, each), daemon=True).start()
         elif time.time() - self.since > self.wait_s:
-            raise MarlRayError(f"gave up after {time.time() - self.since:.0f} s: {self._describe_wait(workers, each)}")
+            # Between two tries these workers have no placement group, whatever else of the job has one.
+            wait = self._describe_wait(workers, each, has_resources=False)
+            raise MarlRayError(f"gave up after {time.time() - self.since:.0f} s: {wait}")
 
     def on_started(self, nodes: Mapping[int, str]) -> None:
         """Note that the workers run, on the nodes of these addresses by rank."""
@@ -129,10 +115,10 @@ class WorkerWatch:
                 if not self.since or self.waits != wait:
                     return
             with contextlib.suppress(Exception):  # a cluster that does not answer is no reason to end
-                self._note(self._describe_wait(workers, each))
+                self._note(self._describe_wait(workers, each, has_all_placement_groups()))
 
-    def _describe_wait(self, workers: int, each: Mapping[str, float]) -> str:
-        """Return one line about the wait."""
+    def _describe_wait(self, workers: int, each: Mapping[str, float], has_resources: bool) -> str:
+        """Return one line about the wait. `has_resources` says that only processes are waited for."""
         nodes, free = alive_nodes(), free_resources()
         need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
         needing = f"{workers} worker{'s' if workers > 1 else ''} of {need} each, since {_format_time(self.since)}"
@@ -142,7 +128,7 @@ class WorkerWatch:
             for rank, cause in sorted(self.causes.items())
             for node in [self.nodes.get(rank)]
         ]
-        if has_all_placement_groups():  # nothing is free because the workers have it
+        if has_resources:  # nothing is free because the workers have it
             return "; ".join([f"starting the processes of {needing}", *lost[:2]])
         return "; ".join(
             [

@@ -1,4 +1,4 @@
-"""The legs of a sweep on Ray Tune, behind a searcher, a callback for rows and a stopper."""
+"""The legs of a sweep on Ray Tune, behind a searcher, a callback for what legs report, and a stopper."""
 
 import json
 import logging
@@ -49,6 +49,8 @@ class LegCalls:
     """Gets a leg, its result (None if there is none) and True if it failed."""
     note_rows: Callable[[Leg, list[dict[str, float]]], None]
     """Gets the rows that a leg has just sent."""
+    say: Callable[[Leg, str], None]
+    """Gets a leg, and a line about it for the user."""
     is_over: Callable[[], bool]
     """Returns True once all legs are to end."""
 
@@ -73,7 +75,7 @@ def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> N
                     name=sweep,
                     storage_path=str(scratch),
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[RowsCallback(calls.note_rows)],
+                    callbacks=[ReportsCallback(calls)],
                     stop=make_stopper(calls.is_over),
                     verbose=0,
                 ),
@@ -139,18 +141,20 @@ class Searcher(TuneSearcher):
         pass
 
 
-class RowsCallback(ray.tune.Callback):
-    """Passes every row of metrics to a function."""
+class ReportsCallback(ray.tune.Callback):
+    """Passes on what the legs report: rows of metrics, and lines for the user."""
 
-    def __init__(self, on_rows: Callable[[Leg, list[dict[str, float]]], None]):
-        """`on_rows` is called with the rows that a leg has just sent."""
-        self.on_rows = on_rows
+    def __init__(self, calls: LegCalls):
+        """Call `note_rows` and `say` of `calls`."""
+        self.calls = calls
 
     @override
     def on_trial_result(self, iteration: int, trials: object, trial: Any, result: JsonObject, **info: object) -> None:
-        rows = json.loads(result.get("rows", "[]"))
+        leg, rows = Leg(**trial.config["leg"]), json.loads(result.get("rows", "[]"))
         if rows:
-            self.on_rows(Leg(**trial.config["leg"]), rows)
+            self.calls.note_rows(leg, rows)
+        if "line" in result:
+            self.calls.say(leg, json.loads(result["line"]))
 
     @override
     def get_state(self) -> None:

@@ -72,7 +72,7 @@ class RunningSweep:
                 raise MarlRayError(reason)
             return
         concurrent = min(count_slots(need or TrialResources(1, 1.0, False)), self.config.max_concurrent or sys.maxsize)
-        calls = LegCalls(self.begin_leg, self.note_leg_end, self.note_rows, self.is_over)
+        calls = LegCalls(self.begin_leg, self.note_leg_end, self.note_rows, self.say_of_leg, self.is_over)
         run_legs(self.config.name, concurrent, self.plan, calls)
 
     def is_over(self) -> bool:
@@ -97,12 +97,14 @@ class RunningSweep:
         self.events.log(leg.name, rows)
         self.progress.show()
 
+    def say_of_leg(self, leg: Leg, line: str) -> None:
+        """Print a line that a leg has sent for the user."""
+        self.warn(f"trial {leg.number:04d}: {line}")
+
     def note_leg_end(self, leg: Leg, result: JsonMapping | None, failed: bool) -> None:
         """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
         loss = {"error": "its process was lost again and again"} if failed else {}
-        for note in (result or {}).get("notes", ()):
-            self.warn(f"trial {leg.number:04d}: {note}")
         self.plan.note_leg_end(leg.number, result or loss or None, failed, leg.until)
 
     def next_leg(self, record: TrialRecord) -> Leg:

@@ -121,11 +121,19 @@ def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
 class TrialWriter:
     """Writes the rows, checkpoints, bundles and times of a trial's process to the trial's folder."""
 
-    def __init__(self, folder: Folder, keep: int, seeds: list[int], emit: Callable[[dict[str, float]], None]):
+    def __init__(
+        self,
+        folder: Folder,
+        keep: int,
+        seeds: list[int],
+        emit: Callable[[dict[str, float]], None],
+        say: Callable[[str], None],
+    ):
+        """`emit` gets each row, and `say` lines for the user, both on the thread that calls the writer."""
         self.folder = folder
         self.keep = keep
         self.seeds = seeds
-        self.emit = emit
+        self.emit, self.say = emit, say
         self.state = read_state(folder)
         self.state.attempts += 1
         write_state(folder, self.state)
@@ -137,8 +145,6 @@ class TrialWriter:
         self.played_before: int | None = None
         """Environment steps of the checkpoint that this trial has not played itself: they are a donor's."""
         self._seconds_before, self._began_at = self.state.seconds, time.monotonic()
-        self.notes: list[str] = []
-        """Lines for the user about damaged checkpoints."""
 
     def _remove_unnamed(self) -> None:
         """Remove the checkpoints that earlier processes were writing or removing when they died."""
@@ -163,7 +169,8 @@ class TrialWriter:
 
         Those after it are damaged, as the lines of `damages` say, and are removed.
         """
-        self.notes += [f"{damage}; the trial continues from {self.folder.uri}/{name}" for damage in damages]
+        for damage in damages:
+            self.say(f"{damage}; the trial continues from {self.folder.uri}/{name}")
         names, exploits = self.state.checkpoints, len(self.state.exploits)
         last = names.index(name) + 1
         remaining = [row for row in self.rows if row["exploits"] < exploits or row["iteration"] <= iteration]

@@ -39,9 +39,9 @@ def run_trial(config: JsonObject) -> None:
     import ray.tune
 
     leg = Leg(**config["leg"])
-    sender = _RowSender(ray.tune.report)
+    sender = _ReportSender(ray.tune.report)
     try:
-        result = run_trial_leg(leg, sender.add)
+        result = run_trial_leg(leg, sender.add, sender.say)
     except Exception as error:  # whatever a part of the trial raises, the other trials continue
         result = {"status": "failed", "error": describe_error(error) + _write_traceback(leg, error)}
     sender.flush({"leg_result": result | _progress_of(leg)})
@@ -60,8 +60,8 @@ def trial_function(sweep: str) -> Callable[[JsonObject], None]:
     return train_trial
 
 
-def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObject:
-    """Run a leg and return its result.
+def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None], say: Callable[[str], None]) -> JsonObject:
+    """Run a leg and return its result. `emit` gets each row of metrics, and `say` lines for the user.
 
     Raises MarlRayError if the run never reports a metric of the sweep.
     """
@@ -69,14 +69,14 @@ def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObj
     enter_folder(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
-    writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit)
+    writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit, say)
     ended = (run_in_workers if leg.has_worker_group else _run_in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
         metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))
         raise never_reported_error(metric, {key for row in writer.rows for key in row})
     status = "finished" if done else "waiting"
-    return {"status": status, "error": "", "objectives": objectives, "notes": writer.notes}
+    return {"status": status, "error": "", "objectives": objectives}
 
 
 def _run_in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> JsonObject:
@@ -115,8 +115,8 @@ def _write_traceback(leg: Leg, error: Exception) -> str:
     return f" (traceback in trials/{leg.number:04d}/{ERROR_FILE})"
 
 
-class _RowSender:
-    """Collects rows and reports several at once to Tune."""
+class _ReportSender:
+    """Collects rows and reports several at once to Tune, and lines for the user as they come."""
 
     def __init__(self, report: Callable[[JsonObject], None]):
         self.report, self.sent = report, time.monotonic()
@@ -126,6 +126,9 @@ class _RowSender:
         self.rows.append(row)
         if time.monotonic() - self.sent > MIN_REPORT_INTERVAL_S:
             self.flush()
+
+    def say(self, line: str) -> None:
+        self.flush({"line": line})
 
     def flush(self, more: JsonObject | None = None) -> None:
         if self.rows or more:

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -29,15 +30,16 @@ from marl_ray.training.collectives import broadcast_from_rank0, gather_from_work
 from marl_ray.training.errors import DivergedError, PassMemoryError
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
+from marl_ray.training.machines.ray_variables import START_VARIABLE, exchange_s
 from marl_ray.training.machines.torch_trainer import torch_trainer
-from marl_ray.training.machines.worker_watch import exchange_s
+from marl_ray.training.machines.worker_watch import follow_notes
 from marl_ray.training.machines.working_folder import enter_folder
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover
 from marl_ray.tuning.running.trial_seeds import load_seeds, run_leg
 
 GROUP_START_S = 300
-"""Seconds that a worker group may take to start."""
+"""Seconds of one try to get the resources of a worker group; WorkerWatch bounds all tries together."""
 MESSAGES_FILE = "messages.jsonl"
 """File in the folder of an attempt with the rows and checkpoints of its workers."""
 UNREADABLE_S = 300.0
@@ -54,37 +56,41 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
     from marl_ray.training.driver import describe_cause
 
     # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
+    os.environ.setdefault(START_VARIABLE, str(GROUP_START_S))
     controllers: list[Any] = []
-    trainer = torch_trainer(
-        train_in_worker,
-        asdict(leg) | {"place": writer.place, "starts": writer.starts},
-        configs[0],
-        label=f"{leg.sweep}-{leg.number:04d}",
-        name=writer.place,
-        storage=writer.folder.uri,
-        use_gpu=leg.use_gpu,
-        exchange_s=len(configs) * exchange_s(configs[0]),
-        begun=controllers.append,
-    )
     ended: list[Any] = []
+    lines: deque[str] = deque()
+    with follow_notes(lines.append) as notes:
+        trainer = torch_trainer(
+            train_in_worker,
+            asdict(leg) | {"place": writer.place, "starts": writer.starts},
+            configs[0],
+            label=f"{leg.sweep}-{leg.number:04d}",
+            name=writer.place,
+            storage=writer.folder.uri,
+            use_gpu=leg.use_gpu,
+            exchange_s=len(configs) * exchange_s(configs[0]),
+            notes=notes,
+            begun=controllers.append,
+        )
 
-    def fit() -> None:
+        def fit() -> None:
+            try:
+                result: Any = trainer.fit()
+                ended.append(result.return_value)
+            except BaseException as error:
+                ended.append(error)
+
+        # Reports to Tune must come from this thread, while the workers train.
+        thread = threading.Thread(target=fit, name="train", daemon=True)
+        thread.start()
         try:
-            result: Any = trainer.fit()
-            ended.append(result.return_value)
-        except BaseException as error:
-            ended.append(error)
-
-    # Reports to Tune must come from this thread, while the workers train.
-    thread = threading.Thread(target=fit, name="train", daemon=True)
-    thread.start()
-    try:
-        _follow_messages(writer, thread)
-    finally:
-        if thread.is_alive():  # the workers end with their controller
-            for controller in controllers:
-                ray.kill(controller)
+            _follow_messages(writer, thread, lines)
+        finally:
+            if thread.is_alive():  # the workers end with their controller
+                for controller in controllers:
+                    ray.kill(controller)
+    _say_all(writer, lines)
     result = ended[0]
     if isinstance(result, TrainingFailedError):
         raise MarlRayError(describe_cause(result)) from result
@@ -95,8 +101,14 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
     return dict(result)
 
 
-def _follow_messages(writer: TrialWriter, thread: threading.Thread) -> None:
-    """Take in the messages of rank 0 until the thread has ended.
+def _say_all(writer: TrialWriter, lines: deque[str]) -> None:
+    """Say the lines, which another thread appends, on the thread that may report to Tune."""
+    while lines:
+        writer.say(lines.popleft())
+
+
+def _follow_messages(writer: TrialWriter, thread: threading.Thread, lines: deque[str]) -> None:
+    """Take in the messages of rank 0, and say the lines about its group, until the thread has ended.
 
     Raises OSError if the storage cannot be read or written.
     """
@@ -104,17 +116,18 @@ def _follow_messages(writer: TrialWriter, thread: threading.Thread) -> None:
         taken, read_at = 0, time.monotonic()
         while True:
             over = not thread.is_alive()
+            _say_all(writer, lines)
             try:
-                lines = messages.read(taken)
+                new_messages = messages.read(taken)
                 read_at = time.monotonic()
             except OSError:
                 if over or time.monotonic() - read_at > UNREADABLE_S:
                     raise
-                lines = []
-            for line in lines:
-                _take_message(writer, json.loads(line))
-            taken += len(lines)
-            if not lines:
+                new_messages = []
+            for message in new_messages:
+                _take_message(writer, json.loads(message))
+            taken += len(new_messages)
+            if not new_messages:
                 if over:
                     return
                 thread.join(messages.poll_s)
@@ -127,6 +140,8 @@ def _take_message(writer: TrialWriter, message: JsonObject) -> None:
         writer.return_to(*message["back"])
     elif "kept" in message:
         writer.note_checkpoint(message["kept"], message["steps"], message["played"])
+    elif "line" in message:
+        writer.say(message["line"])
     else:
         writer.add_row(message)
 
@@ -170,7 +185,9 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> JsonObject:
 
     trial = StoredFolder(folder.filesystem, folder.path)
     # The checkpoints of this attempt, if a worker has died, and the passes for which one had no room.
-    kept_names, sizes = broadcast_from_rank0(lambda: (_kept_checkpoints(folder, place), pass_sizes(trial)))
+    kept_names, sizes = broadcast_from_rank0(
+        lambda: (_kept_checkpoints(folder, place), pass_sizes(trial, lambda line: send({"line": line})))
+    )
     starts = [*kept_names, *(name for name in payload["starts"] if name not in kept_names)]
     try:
         seeds, start, damages = load_seeds(folder, starts, configs, metrics, device, sizes)

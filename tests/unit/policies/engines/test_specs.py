@@ -14,7 +14,7 @@ from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
-from marl_ray.training.machines.worker_watch import exchange_s
+from marl_ray.training.machines.ray_variables import exchange_s
 
 PLAIN = "toys.engines:Plain"
 
