@@ -44,7 +44,8 @@ def _engine_of(generation: GenerationConfig) -> EngineClass:
         engine: EngineClass = ENGINE.load(generation.engine)
     except MarlRayError as error:
         raise MarlRayError(f"generation.engine: {error}") from error
-    if not (isinstance(engine, type) and issubclass(engine, Engine)):
+    is_class = isinstance(engine, type) and issubclass(engine, Engine)
+    if not is_class:
         raise MarlRayError(
             f"generation.engine: {generation.engine!r} is no engine, expected a class derived from Engine"
         )

@@ -126,7 +126,7 @@ class Delivery:
         """Time at which the call of the sink began that is still running, by the monotonic clock; None between calls."""
         self.status = ""
         """Status with which the sink is closed; empty until the journal is complete."""
-        self.on_finish: Callable[[Sink], None] = lambda sink: None
+        self.on_finish: Callable[[Any], None] = lambda sink: None
         """Called with the sink before it is closed."""
         self.is_new_run = is_new_run
         self.opened_or_failed = threading.Event()
@@ -138,7 +138,7 @@ class Delivery:
         self.thread = threading.Thread(target=self._deliver, name=f"sink {name}", daemon=True)
         self.thread.start()
 
-    def end(self, status: str, on_finish: Callable[[Sink], None]) -> None:
+    def end(self, status: str, on_finish: Callable[[Any], None]) -> None:
         """Let the sink be closed when it has got all rows, because the journal is complete.
 
         `on_finish` is called with the sink first.
