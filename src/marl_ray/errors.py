@@ -46,6 +46,11 @@ def describe_error(error: BaseException) -> str:
     return text if isinstance(error, MarlRayError) or text.startswith(class_name) else f"{class_name}: {text}"
 
 
+def type_name(value: object) -> str:
+    """Return the name of the type of a value of YAML or JSON, for an error that says what was got: `nothing` for null."""
+    return "nothing" if value is None else type(value).__name__
+
+
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra of this package.
 

@@ -85,7 +85,7 @@ ALGORITHM = ExtensionPoint(
         "cispo": "marl_ray.algorithms.without_critic.cispo:CISPO",
         "dapo": "marl_ray.algorithms.without_critic.dapo:DAPO",
         "direct_dapo": "marl_ray.algorithms.with_critic.direct_dapo:DIRECT_DAPO",
-        "dpo": "marl_ray.algorithms.dpo:DPO",
+        "dpo": "marl_ray.algorithms.from_preferences.dpo:DPO",
         "ppo_lagrangian": "marl_ray.algorithms.constrained.ppo_lagrangian:PPO_LAGRANGIAN",
         "pid_lagrangian": "marl_ray.algorithms.constrained.pid_lagrangian:PID_LAGRANGIAN",
         "p3o": "marl_ray.algorithms.constrained.p3o:P3O",

@@ -19,7 +19,7 @@ from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.choice import make_engine
+from marl_ray.policies.engines.choice import has_weights, make_engine
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.tracking.sinks import check_sinks, open_sink
 from marl_ray.tuning.search.schedulers import make_scheduler
@@ -163,6 +163,13 @@ def test_a_policy_samples_with_an_engine_of_a_package(parts, name):
     policy = build_token_policy(ModelConfig.model_validate(MODEL), generation, 0)
     assert type(make_engine(policy)).__name__ == "TorchEngine"
     assert len(make_engine(policy).generate([Prompt((65,), 0)], 0)) == 1
+
+
+def test_an_engine_that_is_no_class_of_engines_is_refused(parts):
+    generation = run_of("own_parts:NoScheduler").team["solver"].generation
+    expected = "generation.engine: 'own_parts:NoScheduler' is no engine, expected a class derived from Engine"
+    with pytest.raises(MarlRayError, match=f"^{expected}$"):
+        has_weights(generation)
 
 
 @pytest.mark.parametrize("kind", ["own_scheduler", "own_parts:OwnScheduler"])

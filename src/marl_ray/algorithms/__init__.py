@@ -1,7 +1,7 @@
 """Algorithms as pure functions on tensors.
 
-A named algorithm has a file of its own: `dpo`, which learns from preferred pairs, here, and the others in the folders of
-their kinds. The mathematics that several share is in `advantages`, `losses` and `constraints`.
+A named algorithm has a file of its own in the folder of its kind: `with_critic`, `without_critic`, `constrained` or
+`from_preferences`. The mathematics that several share is in `advantages`, `losses` and `constraints`.
 """
 
 from marl_ray.algorithms.definition import Algorithm, PolicyLoss, PolicyLossInputs

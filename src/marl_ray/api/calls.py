@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from marl_ray.config.load import read_yaml
-from marl_ray.errors import FieldError, MarlRayError, did_you_mean
+from marl_ray.errors import FieldError, MarlRayError, did_you_mean, type_name
 from marl_ray.json_types import JsonMapping
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ def data_of(
     else:
         data, name = source, "config"
     if not isinstance(data, Mapping):
-        raise MarlRayError(f"{name}: expected a mapping of keys at the top, got {type(data).__name__}")
+        raise MarlRayError(f"{name}: expected a mapping of keys at the top, got {type_name(data)}")
     for key, value in changes.items():
         section, dot, inner = key.partition(".")
         if dot:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import PydanticKnownError, core_schema
 
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ExtensionPoint
@@ -45,12 +46,52 @@ StorageField = Annotated[str, Field(pattern=NOT_EMPTY), AfterValidator(os.path.e
 """A folder or a URI under which folders are made. A shell replaces a `~` only where a word begins with it, so configs do."""
 
 
+def _check_whole_number(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+def _check_number(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+_CHECK_BY_TYPE = {"int": _check_whole_number, "float": _check_number}
+_DATA_KEYS = ("default", "expected", "metadata")
+"""Keys of a schema whose values are data, not schemas."""
+
+
+def _refuse_bools(schema: object) -> object:
+    """Return a schema of pydantic, or a part of one, in which no number takes a bool.
+
+    Without this pydantic reads true as 1, and YAML reads `yes` and `on` as true.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_refuse_bools, schema))
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "function-before" and schema["function"]["function"] in _CHECK_BY_TYPE.values():
+        return schema  # a number of a config within this one
+    if check := _CHECK_BY_TYPE.get(str(schema.get("type"))):
+        return core_schema.no_info_before_validator_function(check, cast("core_schema.CoreSchema", schema))
+    return {key: value if key in _DATA_KEYS else _refuse_bools(value) for key, value in schema.items()}
+
+
 class Config(BaseModel):
     """Strict, frozen model; the docstring under a field is its documentation in the JSON schema."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Return the schema by which pydantic validates the config. No number in it takes a bool."""
+        return cast("core_schema.CoreSchema", _refuse_bools(handler(source)))
 
     def resolve(self) -> JsonObject:
         """Return plain data with every default written out."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from marl_ray.config.base import Config
 from marl_ray.config.mistakes.wording import first_mistake
-from marl_ray.errors import MarlRayError, one_line, one_line_without, suggestion
+from marl_ray.errors import MarlRayError, one_line, one_line_without, suggestion, type_name
 from marl_ray.json_types import JsonObject, JsonValue
 
 C = TypeVar("C", bound=Config)
@@ -103,9 +103,7 @@ def _other_files_hint(path: str | Path) -> str:
 def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), source: str = "config") -> C:
     """Return the validated config of plain data with overrides on top. Raises MarlRayError with the first mistake."""
     if not isinstance(data, Mapping):
-        raise MarlRayError(
-            f"{source}: expected a mapping of keys at the top, got {'nothing' if data is None else type(data).__name__}"
-        )
+        raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type_name(data)}")
     try:
         plain = json.loads(json.dumps(data, default=str))
     except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text

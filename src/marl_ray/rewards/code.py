@@ -17,11 +17,10 @@ from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
+from marl_ray.sandbox.limits import MIN_MEMORY_BYTES
 
 CPU_NOISE_S = 0.01
 """Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
-MIN_MEMORY_BYTES = 1 << 26
-"""Minimum memory of a program: the interpreter itself takes about 40 MB of it (see `marl_ray.sandbox.limits`)."""
 _MIN_OUTPUT_BYTES = 1 << 20
 """Room for a program's output, in bytes, whatever is expected: a program may print more than it should."""
 

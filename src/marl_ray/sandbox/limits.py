@@ -36,6 +36,9 @@ class Status(StrEnum):
 WALL_FACTOR = 4.0
 """Default ratio of the wall-clock limit to the CPU limit; above 1 because a busy machine makes programs wait."""
 
+MIN_MEMORY_BYTES = 1 << 26
+"""Minimum of `Limits.memory_bytes` that configs and tools take: the interpreter itself takes about 40 MB of it."""
+
 
 @dataclass(frozen=True)
 class Limits:

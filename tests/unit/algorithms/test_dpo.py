@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.algorithms.definition import PolicyLossInputs
-from marl_ray.algorithms.dpo import DPO, dpo_loss, policy_loss
+from marl_ray.algorithms.from_preferences.dpo import DPO, dpo_loss, policy_loss
 from marl_ray.config import SPECS
 from marl_ray.errors import MarlRayError
 

@@ -30,6 +30,9 @@ def test_what_is_no_config_is_one_line(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(MarlRayError, match=r"/list\.yaml: expected a mapping of keys at the top, got list$"):
         data_of(tmp_path / "list.yaml", {})
+    (tmp_path / "empty.yaml").touch()
+    with pytest.raises(MarlRayError, match=r"/empty\.yaml: expected a mapping of keys at the top, got nothing$"):
+        data_of(tmp_path / "empty.yaml", {})
     with pytest.raises(MarlRayError, match=r"^config file 'none\.yaml' cannot be read: No such file or directory$"):
         data_of("none.yaml", {})
 

@@ -93,6 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"id": "webarena", "kwargs": {"max_step": 2}}, "max_step: webarena has no such argument; did you mean max_steps"),
     ({"id": "webarena", "kwargs": {"date": "a"}}, "env.kwargs.date: webarena has no such argument; did you mean data"),
     ({"id": EMPTY, "kwargs": {"agents": 0}}, "rejected {'agents': 0} (agents=0, expected a positive integer)"),
+    ({"id": EMPTY, "kwargs": {"agents": True}}, "rejected {'agents': True} (agents=True, expected a positive integer)"),
     ({"id": EMPTY, "kwargs": {"agents": 9}}, "(agents=9, a number that multigrid 0.1.0 fails on)"),
     ({"id": EMPTY, "kwargs": {"agent_view_size": 4}}, "rejected {'agent_view_size': 4} (assert view_size % 2 == 1)"),
     ({"id": EMPTY, "kwargs": {"success_termination_mode": "each"}}, "success_termination_mode='each', expected 'any'"),

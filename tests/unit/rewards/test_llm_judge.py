@@ -317,6 +317,7 @@ def test_the_key_reaches_neither_the_cache_nor_an_error(tmp_path, caplog):
             "key_variable: expected the name of an environment",
         ),
         ({"offline": True, "scale": 0}, "scale=0, expected a whole number of at least 1"),
+        ({"offline": True, "scale": True}, "scale=True, expected a whole number of at least 1"),
         ({"offline": True, "deadline_s": 900}, "deadline_s=900, expected more than 0 to 300"),
         ({"offline": True, "when_spent": "stop"}, "when_spent='stop', expected error or fallback"),
         ({"offline": True, "limit": 5}, "limit: expected with `cache`"),

@@ -56,6 +56,7 @@ BAD_ACTS = [
     (b"{", 400, "body", "malformed JSON"),
     (b"", 400, "body", "malformed JSON"),
     (b"[1]", 400, "body", "expected a JSON object, got list"),
+    (b"null", 400, "body", "expected a JSON object, got nothing"),
     (b"\xff\xfe", 400, "body", "malformed JSON"),
     ({"observations": SEES}, 400, "session_id", "expected 1 to 256 printable characters"),
     ({"session_id": "", "observations": SEES}, 400, "session_id", "printable"),

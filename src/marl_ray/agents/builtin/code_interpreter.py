@@ -3,9 +3,7 @@
 from marl_ray.agents.tools import cut_middle
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
-
-MIN_MEMORY_BYTES = 1 << 26
-"""Minimum memory of a program: the interpreter itself takes about 40 MB of it (see `marl_ray.sandbox.limits`)."""
+from marl_ray.sandbox.limits import MIN_MEMORY_BYTES
 
 
 class CodeInterpreter:

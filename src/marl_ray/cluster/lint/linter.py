@@ -17,6 +17,7 @@ from marl_ray.cluster.lint.parts import (
     ray_cluster,
 )
 from marl_ray.cluster.lint.schemas import schemas
+from marl_ray.errors import type_name
 from marl_ray.json_types import JsonMapping
 
 ADVICE_PREFIX = "advice: "
@@ -48,7 +49,7 @@ def replica_pods(document: JsonMapping) -> int:
 
 def _findings(document: object) -> Iterator[ManifestFault]:
     if not isinstance(document, Mapping):
-        yield "", f"expected a mapping of keys at the top, got {type(document).__name__}"
+        yield "", f"expected a mapping of keys at the top, got {type_name(document)}"
         return
     kind, version = document.get("kind"), document.get("apiVersion")
     schemas_of_kinds = schemas()["kinds"]
@@ -117,7 +118,7 @@ def _explain(error: ValidationError) -> Iterator[ManifestFault]:
         yield (f"{where}.{name}" if where else name), "missing key"
     elif error.validator == "type":
         quoted = ", in quotes" if schema["type"] == "string" and isinstance(instance, bool | int | float) else ""
-        yield where, f"expected {schema['type']}{quoted}, got {type(instance).__name__}"
+        yield where, f"expected {schema['type']}{quoted}, got {type_name(instance)}"
     elif error.validator == "enum":
         yield where, f"expected one of {', '.join(map(str, schema['enum']))}, got {instance!r}"
     elif error.validator in ("anyOf", "pattern") and "anyOf" in schema:

@@ -328,7 +328,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
 def _check_kwargs(kwargs: dict[str, object]) -> None:
     """Raise ValueError for arguments that the package would accept and misunderstand."""
     agents = kwargs.get("agents", 1)
-    if not isinstance(agents, int) or agents < 1:
+    if not isinstance(agents, int) or isinstance(agents, bool) or agents < 1:
         raise ValueError(f"agents={agents!r}, expected a positive integer")
     if agents == AgentState.dim:  # the package takes a column of the agents' states for one agent's state
         raise ValueError(f"agents={agents}, a number that multigrid 0.1.0 fails on")

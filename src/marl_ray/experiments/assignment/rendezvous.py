@@ -124,13 +124,11 @@ class PastTables:
 def draw_arm(
     table: AssignmentTable, randomize: str, unit: str, *, cluster: str | None = None, at: float, block_s: float
 ) -> tuple[Assignment, str | None]:
-    """Assign an arm to a unit that has none yet.
-
-    Returns the arm, and the cluster or block that was drawn (`Exposure.cluster`).
+    """Assign an arm to a unit that has none yet, and return it with the cluster or block that was drawn.
 
     `randomize` and `block_s` are the config's; `cluster` is the request's; `at` is now, in seconds since 1970. A unit
-    keeps the arm of its first exposure, whatever its later block or cluster. Raises ValueError if `randomize` needs a
-    cluster and it is None.
+    keeps the arm of its first exposure, whatever its later block or cluster. The second value is `Exposure.cluster`; None
+    where the unit itself was drawn. Raises ValueError if `randomize` needs a cluster and it is None.
     """
     if randomize == "switchback":
         block = block_of(at, block_s)

@@ -1,6 +1,6 @@
 """The choice of an engine: the one that a config names is made for a policy."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
@@ -8,9 +8,17 @@ from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from marl_ray.policies.language.token_policy import TokenPolicy
+
+
+class EngineClass(Protocol):
+    """A class of engines, each of which is made from a policy."""
+
+    def __call__(self, policy: "TokenPolicy") -> Engine:
+        """Make the engine of a policy. Raises MarlRayError if it cannot run here."""
+
+    def has_weights(self, generation: GenerationConfig) -> bool:
+        """See `Engine.has_weights`."""
 
 
 def has_weights(generation: GenerationConfig) -> bool:
@@ -18,8 +26,7 @@ def has_weights(generation: GenerationConfig) -> bool:
 
     Such an engine needs no copy of them beside it. Raises MarlRayError if there is no such engine.
     """
-    has = getattr(_engine_of(generation), "has_weights", None)
-    return has is not None and bool(has(generation))
+    return _engine_of(generation).has_weights(generation)
 
 
 def make_engine(policy: "TokenPolicy") -> Engine:
@@ -31,9 +38,15 @@ def make_engine(policy: "TokenPolicy") -> Engine:
     return _engine_of(policy.generation)(policy)
 
 
-def _engine_of(generation: GenerationConfig) -> "Callable[[TokenPolicy], Engine]":
+def _engine_of(generation: GenerationConfig) -> EngineClass:
+    """Return the engine's class. Raises MarlRayError if there is no such engine."""
     try:
-        engine: Callable[[TokenPolicy], Engine] = ENGINE.load(generation.engine)
-        return engine
+        engine: EngineClass = ENGINE.load(generation.engine)
     except MarlRayError as error:
         raise MarlRayError(f"generation.engine: {error}") from error
+    is_class = isinstance(engine, type) and issubclass(engine, Engine)
+    if not is_class:
+        raise MarlRayError(
+            f"generation.engine: {generation.engine!r} is no engine, expected a class derived from Engine"
+        )
+    return engine

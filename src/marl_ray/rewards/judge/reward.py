@@ -65,7 +65,7 @@ class LLMJudge:
     ):
         """Raise ValueError or MarlRayError naming the option."""
         wrong = {
-            "scale": (scale, isinstance(scale, int) and scale >= 1, "a whole number of at least 1"),
+            "scale": (scale, type(scale) is int and scale >= 1, "a whole number of at least 1"),
             "deadline_s": (deadline_s, 0 < deadline_s <= MAX_DEADLINE_S, f"more than 0 to {MAX_DEADLINE_S:g}"),
             "retries": (retries, retries >= 0, "0 or more"),
             "concurrency": (concurrency, concurrency >= 1, "1 or more"),

@@ -167,8 +167,8 @@ class Worker:
     def judge(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
         """Judge a candidate, and return its end with the judge's verdict and message.
 
-        `program` and `tests` are descriptors of payloads, `kind` is `PLAIN_KIND` or `IN_PLACE_KIND`. Raises
-        ProcessDiedError if the server or the judge does not answer in time.
+        `program` and `tests` are descriptors of payloads. `kind` is one of the judge's kinds of requests: `PLAIN_KIND`,
+        `IN_PLACE_KIND` or `ALONE_KIND`. Raises ProcessDiedError if the server or the judge does not answer in time.
         """
         local, remote = socket.socketpair()
         with local:

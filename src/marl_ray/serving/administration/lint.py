@@ -18,7 +18,7 @@ from marl_ray.config.load import other_kind_hint
 from marl_ray.config.mistakes.wording import choice_hint, message_of
 from marl_ray.config.serving.arms import max_replicas
 from marl_ray.config.serving.plain_secrets import has_password, secret_variables
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, one_line, type_name
 from marl_ray.json_types import JsonMapping, JsonObject
 
 IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
@@ -56,7 +56,7 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     is given for a config inside a Kubernetes manifest.
     """
     if not isinstance(data, Mapping):
-        faults: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+        faults: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type_name(data)}")]
     elif value_faults := other_kind_hint(("applications",), data, source):
         faults = [("", value_faults)]
     else:

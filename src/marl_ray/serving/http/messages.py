@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.errors import MarlRayError, did_you_mean, type_name
 from marl_ray.json_types import JsonObject
 
 Scope = Mapping[str, Any]
@@ -190,7 +190,7 @@ def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, object]:
 def known_fields(data: object, fields: frozenset[str]) -> dict[str, object]:
     """Return the data if it is an object with known keys only. Raises RequestError 400 otherwise."""
     if not isinstance(data, dict):
-        raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
+        raise RequestError(400, "body", f"expected a JSON object, got {type_name(data)}")
     if not data.keys() <= fields:
         key = next(key for key in data if key not in fields)
         raise RequestError(400, key, f"unknown field{did_you_mean(key, sorted(fields))}")

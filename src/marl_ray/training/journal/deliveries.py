@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pyarrow import fs
 
@@ -19,7 +18,7 @@ from marl_ray.training.journal.delivery import MARKS_FOLDER, Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE
-from marl_ray.training.tracking.sinks import Sink, open_sink
+from marl_ray.training.tracking.sinks import BundleSink, Sink, open_sink
 
 MLFLOW = "mlflow"
 """Name of the sink that every run has."""
@@ -113,9 +112,7 @@ class Deliveries:
         if bundle is None or model or MLFLOW not in (delivery.name for delivery in self.deliveries):
             self.registered.set()
         for delivery in self.deliveries:
-            delivery.end(
-                status, (lambda sink: None) if bundle is None else partial(self._store_bundle, bundle, delivery.name)
-            )
+            delivery.end(status, (lambda sink: None) if bundle is None else partial(self._store_bundle, bundle))
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
             delivery.thread.join(max(0.0, deadline - time.monotonic()))
@@ -130,20 +127,19 @@ class Deliveries:
             delivery.stopped.set()
         self.deliveries = []
 
-    def _store_bundle(self, bundle: BestBundle, name: str, sink: Any) -> None:
+    def _store_bundle(self, bundle: BestBundle, sink: Sink) -> None:
         from marl_ray.policies.bundles.loading import load_bundle
 
-        keep_bundle = getattr(sink, "keep_bundle", None)
-        if name != MLFLOW and keep_bundle is None:
+        if not isinstance(sink, MlflowSink | BundleSink):
             return
         with local_copy(bundle.place) as folder:
             digest = load_bundle(folder).digest
-            if name == MLFLOW:
+            if isinstance(sink, MlflowSink):
                 self.model = sink.register(folder, digest, bundle.score)
                 self.registered.set()
-            elif keep_bundle is not None:
+            else:
                 self.registered.wait(REGISTERED_S)
-                keep_bundle(folder, self.model, digest)
+                sink.keep_bundle(folder, self.model, digest)
 
 
 def sink_names(config: RunConfig) -> list[str]:

@@ -21,7 +21,7 @@ from marl_ray.stored_files.appended_file import take_over_copy
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, row_of
-from marl_ray.training.tracking.sinks import Sink
+from marl_ray.training.tracking.sinks import IdentifiedSink, ResumableSink, Sink
 
 MARKS_FOLDER = "sinks"
 """Folder of the marks in a run's folder."""
@@ -45,7 +45,7 @@ class Mark:
     """The first rows of `metrics.jsonl`, this many. A row that a restart removes is written again in the same place, with
     the same metrics, and is not given again."""
     run_id: str = ""
-    """The run in the sink, where the sink says which: an MLflow that does not know it begins another, without rows."""
+    """The `run_id` of an `IdentifiedSink`; empty for other sinks."""
     ended: str = ""
     """The status with which the sink was closed after it had got all there was; empty while a run continues."""
     iteration: int | None = None
@@ -126,7 +126,7 @@ class Delivery:
         """Time at which the call of the sink began that is still running, by the monotonic clock; None between calls."""
         self.status = ""
         """Status with which the sink is closed; empty until the journal is complete."""
-        self.on_finish: Callable[[object], None] = lambda sink: None
+        self.on_finish: Callable[[Any], None] = lambda sink: None
         """Called with the sink before it is closed."""
         self.is_new_run = is_new_run
         self.opened_or_failed = threading.Event()
@@ -190,14 +190,13 @@ class Delivery:
             self.sink = self.make()
         self.opened_or_failed.set()
         if not self.is_in_step:
-            run_id = getattr(self.sink, "run_id", "")
+            run_id = self.sink.run_id if isinstance(self.sink, IdentifiedSink) else ""
             if run_id != self.mark.run_id:
                 self.mark = Mark(run_id=run_id) if self.mark.run_id else replace(self.mark, run_id=run_id)
                 self._store_mark()
             # A process may have been killed, or a request have run out of time, after the sink took rows and before that
             # was noted.
-            last_iteration = getattr(self.sink, "last_iteration", None)
-            self.last = None if last_iteration is None else last_iteration()
+            self.last = self.sink.last_iteration() if isinstance(self.sink, ResumableSink) else None
             self.is_in_step = True
         is_complete = self.journal_complete.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MAX_ROWS)

@@ -12,13 +12,13 @@ from marl_ray.training.journal.writer import TRANSCRIPTS_FOLDER, transcripts_pat
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.tracking.mlflow_run import MlflowRun
-from marl_ray.training.tracking.sinks import Sink
+from marl_ray.training.tracking.sinks import IdentifiedSink, ResumableSink
 
 PICTURES = ("return.png", "benchmarks.png")
 """Files of a finished run's folder that MLflow gets."""
 
 
-class MlflowSink(Sink):
+class MlflowSink(IdentifiedSink, ResumableSink):
     """Everything that a run reports to MLflow."""
 
     def __init__(
@@ -46,8 +46,8 @@ class MlflowSink(Sink):
             self._store_files(transcripts_path(self.folder, iteration_of(row)) for row in rows)
         self.mlflow_run.log(rows)
 
+    @override
     def last_iteration(self) -> int | None:
-        """Return the last iteration that MLflow has; None before the first row."""
         return self.mlflow_run.last_iteration()
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:

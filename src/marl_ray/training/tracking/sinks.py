@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from typing_extensions import override
@@ -34,10 +34,7 @@ class Sink(Protocol):
     Rows come in the order of the run, on a thread of this sink alone, which makes all its calls. A sink that fails, or takes
     long, gets the rows that it has not taken later, or when the run's command is run again. So it gets each row once, unless
     the process is killed between `log` and the note that its rows were taken, or `log` raises after it has written some.
-
-    A sink may have two more functions. `last_iteration()` returns the `iteration` of the last row that it has, or None
-    where it has none or cannot tell: then it gets no row twice even so. `keep_bundle(folder, model, digest)` stores the
-    best bundle when a run is finished; `model` is empty where MLflow has not registered the bundle.
+    A sink can do more if it also has the methods of `ResumableSink` or `BundleSink`.
     """
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
@@ -51,12 +48,35 @@ class Sink(Protocol):
         """Close the sink; `status` is FINISHED, FAILED or KILLED."""
 
 
-class SinkFactory(Protocol):
-    """Makes a sink: a class, or a function.
+@runtime_checkable
+class IdentifiedSink(Sink, Protocol):
+    """A sink that writes to a run of its tracker, and begins another where the tracker does not know that run any more."""
 
-    The maker may have a function `check(config)`, which raises MarlRayError before anything starts if the
-    tracker cannot work.
-    """
+    run_id: str
+    """Id of the run. A new run gets all rows again."""
+
+
+@runtime_checkable
+class ResumableSink(Sink, Protocol):
+    """A sink that knows which rows it has, and so gets no row twice even after its process was killed."""
+
+    def last_iteration(self) -> int | None:
+        """Return the `iteration` of the last row that the sink has; None where it has none or cannot tell."""
+
+
+@runtime_checkable
+class BundleSink(Sink, Protocol):
+    """A sink that stores the best bundle of a finished run."""
+
+    def keep_bundle(self, folder: Path, model: str, digest: str) -> None:
+        """Store the bundle in `folder` with its digest.
+
+        `model` is the bundle's name in MLflow's registry, empty where MLflow has not registered it.
+        """
+
+
+class SinkFactory(Protocol):
+    """Makes a sink: a class, or a function."""
 
     def __call__(self, config: RunConfig, run_id: str) -> Sink:
         """Open the sink of a run.
@@ -65,13 +85,21 @@ class SinkFactory(Protocol):
         """
 
 
+@runtime_checkable
+class CheckedSinkFactory(SinkFactory, Protocol):
+    """Makes a sink, and can tell before anything starts whether the tracker can work."""
+
+    def check(self, config: RunConfig) -> None:
+        """Raise MarlRayError if the tracker cannot work."""
+
+
 def check_sinks(config: RunConfig) -> None:
     """Raise MarlRayError if a tracker of `tracking.also` is none or cannot work."""
     for name in config.tracking.also:
-        check = getattr(_load_tracker(name), "check", None)
-        if check is not None:
+        factory = _load_tracker(name)
+        if isinstance(factory, CheckedSinkFactory):
             try:
-                check(config)
+                factory.check(config)
             except MarlRayError as error:
                 raise MarlRayError(f"tracking.also: {error}") from error
 
@@ -156,7 +184,7 @@ class TensorBoard(Sink):
             self.writer = None
 
 
-class WeightsAndBiases(Sink):
+class WeightsAndBiases(ResumableSink, BundleSink):
     """A run in W&B, of the project `tracking.experiment` and in the group of that name.
 
     Its tags are its algorithms and its environment; the key comes from the environment or wandb's own files.
@@ -196,22 +224,19 @@ class WeightsAndBiases(Sink):
         for row in rows:
             self.run.log(dict(finite_metrics(row)) | {"steps": int(row["steps"])})
 
+    @override
     def last_iteration(self) -> int | None:
-        """Return the last iteration that W&B's server has; None without a server."""
-        summary: Any = self.run.summary
+        summary: Any = self.run.summary  # without a server no run is resumed
         value = summary.get("iteration") if self.run.resumed else None
         return None if value is None else int(value)
 
+    @override
     def keep_bundle(self, folder: Path, model: str, digest: str) -> None:
-        """Store a bundle as an artifact with the alias `best`.
-
-        wandb copies its files before this returns.
-        """
         import wandb
 
         artifact = wandb.Artifact(f"{self.name}-bundle", type="bundle", metadata={"model": model, "digest": digest})
         artifact.add_dir(str(folder))
-        self.run.log_artifact(artifact, aliases=["best"])
+        self.run.log_artifact(artifact, aliases=["best"])  # wandb has copied the files when this returns
 
     @override
     def end(self, status: str) -> None:

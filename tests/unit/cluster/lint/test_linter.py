@@ -323,6 +323,7 @@ def test_a_secret_in_a_file_is_a_finding_and_other_kinds_are_left_alone():
     assert problem.startswith("f.yaml: kind: expected no Secret with its data in a file")
     assert lint_manifest({"apiVersion": "v1", "kind": "ConfigMap", "anything": 1}, "f.yaml") == []
     assert lint_manifest([], "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got list"]
+    assert lint_manifest(None, "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got nothing"]
 
 
 def test_a_head_with_cpus_may_run_replicas():

@@ -202,6 +202,7 @@ def test_all_mistakes_are_told_at_once():
     ("data", "finding"),
     [
         ([], "f.yaml: expected a mapping of keys at the top, got list"),
+        (None, "f.yaml: expected a mapping of keys at the top, got nothing"),
         ({}, "f.yaml: applications: missing"),
         ({"applications": [1]}, "f.yaml: applications.0: expected a mapping of keys"),
         ({"applications": {1, 2}}, "f.yaml: expected plain data: "),
