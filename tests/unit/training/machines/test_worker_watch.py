@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from toy_runs.runs import config
@@ -15,7 +14,7 @@ from waiting import until
 from marl_ray.errors import MarlRayError
 from marl_ray.training.machines import worker_watch
 from marl_ray.training.machines.full_disk import DiskFullError, find_full_disk
-from marl_ray.training.machines.worker_watch import MAX_FAILED_STARTS, WorkerWatch, exchange_s, follow_notes
+from marl_ray.training.machines.worker_watch import MAX_FAILED_STARTS, WAIT_S, WorkerWatch, exchange_s, follow_notes
 
 
 @pytest.fixture
@@ -71,10 +70,10 @@ def test_a_short_wait_is_not_said(cluster, tmp_path):
 
 
 def test_a_wait_that_is_over_ends_the_run(cluster, tmp_path):
-    watch = WorkerWatch(tmp_path / "notes", wait_s=0.05)
+    watch = WorkerWatch(tmp_path / "notes")
     watch.on_start_requested(1, {"CPU": 8.0})
-    time.sleep(0.1)
-    with pytest.raises(MarlRayError, match=r"gave up after 0 s: waiting for 1 worker of 8 CPU each, since"):
+    watch.since -= WAIT_S + 1
+    with pytest.raises(MarlRayError, match=r"^gave up after 2160\d s: waiting for 1 worker of 8 CPU each, since"):
         watch.on_start_requested(1, {"CPU": 8.0})
 
 
