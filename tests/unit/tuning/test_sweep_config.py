@@ -128,7 +128,7 @@ def test_a_random_search_goes_through_its_grid_keys_with_each_draw():
         sweep(LR | {"hyper.entropy_coef": {"uniform": [0, 1]}}, search="random", budget={"trials": 4})
     )
     draws = [search.ask(number) for number in range(4)]
-    assert [draw["hyper.lr"] for draw in draws] == [0.1, 0.2, 0.1, 0.2]
+    assert [trial["hyper.lr"] for trial in draws] == [0.1, 0.2, 0.1, 0.2]
     assert draws[0]["hyper.entropy_coef"] == draws[1]["hyper.entropy_coef"] != draws[2]["hyper.entropy_coef"]
 
 
@@ -268,9 +268,9 @@ def test_searches_ask_for_a_hyper_parameter_only_where_it_is_read(kind):
     check_space(config)
     search = {"random": RandomSearch, "tpe": TpeSearch}[kind](config)
     draws = [search.ask(number) for number in range(20)]
-    assert {draw["algorithm"] for draw in draws if draw} == {"mappo", "pid_lagrangian"}
+    assert {trial["algorithm"] for trial in draws if trial} == {"mappo", "pid_lagrangian"}
     assert all(
-        draw is not None and ("hyper.pid_kp" in draw) == (draw["algorithm"] == "pid_lagrangian") for draw in draws
+        trial is not None and ("hyper.pid_kp" in trial) == (trial["algorithm"] == "pid_lagrangian") for trial in draws
     )
 
 
