@@ -14,6 +14,7 @@ from processes.two_workers import FORKS, two_workers
 from safetensors import SafetensorError
 from toy_runs.runs import config, timeless, weights
 
+from marl_ray.stored_files.temporary_files import temporary_path
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, find_newest, remove_unneeded
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
@@ -77,17 +78,18 @@ def test_the_manifest_names_every_file_and_who_wrote_it(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["weights/__0_0.distcp", "weights/.metadata", "envs-0.json", "state.json", "manifest.json.new"]
+    "name", ["weights/__0_0.distcp", "weights/.metadata", "envs-0.json", "state.json", "manifest.json"]
 )
 def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run, tmp_path, name):
     run.save(local_stored_folder(tmp_path / "checkpoint_1"))
-    full(tmp_path / "checkpoint_2", name)
+    written = temporary_path(f"checkpoint_2/{name}") if name == "manifest.json" else f"checkpoint_2/{name}"
+    full(tmp_path, written)  # the manifest is written beside its place
     run.step()
     run.save(local_stored_folder(tmp_path / "checkpoint_2"))
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     text = str(caught.value)
-    assert name.removesuffix(".new") in text and "No space left on device" in text and "\n" not in text
+    assert name in text and "No space left on device" in text and "\n" not in text
     assert [place.path for place in checkpoints_in(local_stored_folder(tmp_path))] == [str(tmp_path / "checkpoint_1")]
     run.step()
     run.save(local_stored_folder(tmp_path / "checkpoint_3"))  # an error is raised once
