@@ -93,8 +93,8 @@ def test_the_commands_of_make_that_pages_name_exist():
 def test_commits_are_checked_as_make_check_does():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     checks = (ROOT / "Makefile").read_text().split("\ncheck: install")[1].split("\n\n")[0]
-    commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in checks.splitlines()[1:]]
-    assert [hook["entry"].removesuffix(" --force-exclude") for hook in hooks] == commands
+    make_commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in checks.splitlines()[1:]]
+    assert [hook["entry"].removesuffix(" --force-exclude") for hook in hooks] == make_commands
     assert all("pre-push" in hook.get("stages", ["pre-push"]) for hook in hooks)
     for hook in (ROOT / ".githooks").iterdir():
         assert hook.stat().st_mode & 0o100

@@ -45,7 +45,7 @@ def adapted() -> Iterator[Sampled]:
     policy.engine.close()
 
 
-def request(handle: int) -> VllmRequest:
+def vllm_request(handle: int) -> VllmRequest:
     return VllmRequest(handle, (5, 6, 7), 1.0, 0, 1.0, 8, (257,), 1)
 
 
@@ -70,8 +70,8 @@ def gap(sampled: Sampled, prompts: Sequence[Prompt], completions: Sequence[Compl
 def test_log_probs_are_the_policys_before_and_after_every_update(sampled):
     before = sampled.engine.generate(PROMPTS, 7)
     assert gap(sampled, PROMPTS, before) < EXACT
-    for update in range(2):
-        sampled.update(update)
+    for number in range(2):
+        sampled.update(number)
         after = sampled.engine.generate(PROMPTS, 7)
         assert gap(sampled, PROMPTS, after) < EXACT
         assert {answer.version for answer in after} == {sampled.plain.version}
@@ -142,11 +142,11 @@ def test_a_prompt_above_the_context_is_refused_and_the_engine_goes_on(sampled):
 def test_adapters_follow_training_without_the_weights_below_them(adapted):
     base = adapted.engine.generate(PROMPTS, 7)
     assert gap(adapted, PROMPTS, base) < EXACT
-    for update in range(2):
-        adapted.update(update)
+    for number in range(2):
+        adapted.update(number)
         answers = adapted.engine.generate(PROMPTS, 7)
         assert gap(adapted, PROMPTS, answers) < EXACT
-        assert {answer.version for answer in answers} == {update + 1}
+        assert {answer.version for answer in answers} == {number + 1}
         assert [answer.log_probs for answer in answers] != [answer.log_probs for answer in base]
 
 
@@ -173,7 +173,7 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampl
         EngineRefusedError, match=f"expected version {version + 1}, got {version} and a part of {version}"
     ):
         held.ask("load", version + 1, update(sampled, version + 1))
-    held.ask("add", [request(0)])
+    held.ask("add", [vllm_request(0)])
     with pytest.raises(EngineRefusedError, match="arrived while responses are being written"):
         held.ask("load", version + 1, update(sampled, version + 1))
     held.ask("remove", [0])

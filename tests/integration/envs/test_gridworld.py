@@ -76,8 +76,8 @@ def test_steps_equal_the_packages(env_id):
                 alive = list(env.agents)
                 actions = {agent: int(rng.choice(7, p=chance)) for agent in alive}
                 step = env.step(actions)
-                moves = {i: actions.get(agent, DONE) for i, agent in enumerate(env.possible_agents)}
-                reference = raw.step(moves)
+                package_moves = {i: actions.get(agent, DONE) for i, agent in enumerate(env.possible_agents)}
+                reference = raw.step(package_moves)
                 for i, agent in enumerate(env.possible_agents):
                     if agent not in alive:
                         assert all(agent not in part for part in step)

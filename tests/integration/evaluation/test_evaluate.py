@@ -208,8 +208,8 @@ def test_on_ray_the_results_are_those_of_one_process(ray_cluster, scored, tmp_pa
             benchmark="humaneval", samples=SAMPLES, data=data, sha256=ANY_DIGEST, out=tmp_path / "out", k=(1, 6)
         )
     )
-    results = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
-    assert results["scores"] == report(scored)["scores"] and results["problems"] == report(scored)["problems"]
+    ray_report = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
+    assert ray_report["scores"] == report(scored)["scores"] and ray_report["problems"] == report(scored)["problems"]
 
 
 def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
@@ -224,12 +224,12 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
     nodes = {name: (remote.options(num_cpus=1).remote(1, frozenset(), Level.LIMITS), 1) for name in ("one", "two")}
     dying = nodes["one"][0]
     batches = score_batches(nodes, jobs)
-    results = next(batches)
+    scored_rows = next(batches)
     ray.kill(dying)
     for rows in batches:
-        results = results + rows
-    assert sorted(row["sample"] for row in results) == list(range(24)) and all(
-        row["official"]["passed"] for row in results
+        scored_rows = scored_rows + rows
+    assert sorted(row["sample"] for row in scored_rows) == list(range(24)) and all(
+        row["official"]["passed"] for row in scored_rows
     )
     assert list(nodes) == ["two"]
     ray.kill(nodes["two"][0])

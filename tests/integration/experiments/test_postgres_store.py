@@ -47,8 +47,8 @@ def test_nobody_is_judged_while_a_report_that_came_in_time_is_under_way(url):
         stores.units.record_exposures([exposure("u", "a")])
         slow.execute(sa.text("INSERT INTO outcomes SELECT experiment, unit, 2.5, 0, stored_at FROM exposures"))
         # The unit would be judged twice its window after it was stored.
-        over = sa.text("SELECT extract(epoch FROM clock_timestamp()) > stored_at + 0.2 FROM exposures")
-        until(lambda: watching.execute(over).scalar_one(), "the unit's window to end")
+        window_is_over = sa.text("SELECT extract(epoch FROM clock_timestamp()) > stored_at + 0.2 FROM exposures")
+        until(lambda: watching.execute(window_is_over).scalar_one(), "the unit's window to end")
         assert (look(stores).units["a"].exposures, look(stores).units["a"].judged) == (1, 0)
         slow.commit()
     engine.dispose()

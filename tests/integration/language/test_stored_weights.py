@@ -81,12 +81,13 @@ def test_a_worker_holds_its_share_of_the_trained_weights_and_one_layer(stored, c
 @pytest.mark.parametrize("count", [2, 4])
 def test_beside_an_engine_a_worker_holds_at_most_its_share_and_one_weight(stored, count, tmp_path):
     folder, model, layer = stored
-    peaks = {name: max(each) for name, each in workers(count, loading_peaks, folder, str(tmp_path)).items()}
+    stage_peaks = {name: max(each) for name, each in workers(count, loading_peaks, folder, str(tmp_path)).items()}
     largest = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
-    print(f"{count} workers: {', '.join(f'{name} {peak / model:.2f}' for name, peak in peaks.items())} times the model")
-    assert peaks["load"] <= 1.2 / count * model + layer
+    shares = ", ".join(f"{name} {peak / model:.2f}" for name, peak in stage_peaks.items())
+    print(f"{count} workers: {shares} times the model")
+    assert stage_peaks["load"] <= 1.2 / count * model + layer
     # Besides the shards: the largest weight, or AT_ONCE of smaller ones, as it was sent, as it arrives, and put together.
-    assert max(peaks["hand over"], peaks["write"]) <= 3 * max(largest, MAX_GATHERED_BYTES)
+    assert max(stage_peaks["hand over"], stage_peaks["write"]) <= 3 * max(largest, MAX_GATHERED_BYTES)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     models = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (folder, tmp_path))
     for (name, first), other in zip(next(models).state_dict().items(), next(models).state_dict().values(), strict=True):

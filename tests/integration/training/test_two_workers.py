@@ -35,7 +35,7 @@ def test_actor_critics_train_the_same_as_on_one(alone, tmp_path):
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
-        expected, got = (weights(tmp_path / workers / name / best.name) for workers in ("one", "two"))
+        expected, got = (weights(tmp_path / number / name / best.name) for number in ("one", "two"))
         for key, value in expected.items():
             # Adam divides by a gradient's size: rounding of a small one moves its weight by a thousandth of the rate.
             torch.testing.assert_close(got[key], value, atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")

@@ -148,8 +148,8 @@ class Result:
         """
         rows = read_iterations(tracked, self.run.name)
         assert (sorted(set(rows)) if asleep_in_call else rows) == EVERY
-        with local_copy(f"{self.run.storage}/{self.run.name}/tensorboard") as events:
-            points = EventAccumulator(str(events)).Reload().Scalars("iteration")
+        with local_copy(f"{self.run.storage}/{self.run.name}/tensorboard") as event_files:
+            points = EventAccumulator(str(event_files)).Reload().Scalars("iteration")
         assert [int(point.value) for point in points] == EVERY
         client = mlflow.MlflowClient(tracking_uri=self.run.tracking.uri)
         experiment = client.get_experiment_by_name(self.run.name)

@@ -132,12 +132,12 @@ def loading_peaks(folder: str, out: str) -> dict[str, list[int]]:
         else:
             still.send(first)
 
-    peaks = {}
+    stage_peaks = {}
     for name, make in (("load", load), ("hand over", hand_over), ("write", write)):
         every: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(every, _peak(make))
-        peaks[name] = every
-    return peaks
+        stage_peaks[name] = every
+    return stage_peaks
 
 
 def _peak(make: Callable[[], object]) -> int:

@@ -206,8 +206,10 @@ def test_arguments_in_marks_are_texts():
         assert (call.tool, call.arguments, call.failure) == ("add", {"a": "2", "code": program}, "")
         assert call.text == f"I add.\n{text}" and call.thought == "I add."
     assert parse_call("<tool_call>now</tool_call>").arguments == parse_call("[now()]").arguments == {}
-    for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>", "[add(2)]", "[add(a=2", "[add](b=2)"):
-        assert parse_call(broken).failure
+    for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>"):
+        assert parse_call(broken).failure == "bad_json"
+    for broken in ("[add(2)]", "[add(a=2", "[add](b=2)"):
+        assert parse_call(broken).failure == "no_call"
     assert (
         make_call(
             parse_call("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 60.0

@@ -28,7 +28,10 @@ def add(a: int, b: int = 1) -> str:
     return str(a + b)
 
 
-def misbehave(how: Literal["crash", "fail", "exit", "sleep", "junk"]) -> str:
+may_return = threading.Event()
+
+
+def misbehave(how: Literal["crash", "fail", "exit", "wait", "junk"]) -> str:
     """Does what no tool should."""
     if how == "crash":
         raise ValueError("first line\nsecond line")
@@ -36,8 +39,8 @@ def misbehave(how: Literal["crash", "fail", "exit", "sleep", "junk"]) -> str:
         raise ToolError("Not today.")
     if how == "exit":
         raise SystemExit(3)
-    if how == "sleep":
-        time.sleep(0.3)
+    if how == "wait":
+        may_return.wait(60)
     return "\ud800" + 5000 * "x"
 
 
@@ -118,9 +121,11 @@ def test_every_mistake_is_an_observation(text, failure, words):
 
 
 def test_a_tool_has_until_its_deadline():
-    slow = 'Action: misbehave\nInput: {"how": "sleep"}'
-    assert reply(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
-    assert reply(slow)[0] == ""
+    late = 'Action: misbehave\nInput: {"how": "wait"}'
+    may_return.clear()
+    assert reply(late, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
+    may_return.set()
+    assert reply(late)[0] == ""
 
 
 def test_calls_that_were_left_behind_do_not_pile_up():

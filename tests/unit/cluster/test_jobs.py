@@ -83,6 +83,7 @@ def test_an_unreachable_address_is_answered_within_ten_seconds(address):
 )
 def test_a_server_that_is_silent_or_something_else(answer, message, monkeypatch):
     monkeypatch.setattr(jobs, "READ_S", 0.3)
+    over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -90,12 +91,13 @@ def test_a_server_that_is_silent_or_something_else(answer, message, monkeypatch)
             if answer:
                 connection.recv(65536)
                 connection.sendall(answer)
-            time.sleep(2)
+            over.wait(60)
             connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(MarlRayError, match=message) as error:
             jobs.connect(f"http://127.0.0.1:{server.getsockname()[1]}")
+    over.set()
     assert "\n" not in str(error.value)
 
 

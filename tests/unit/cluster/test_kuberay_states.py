@@ -139,4 +139,5 @@ def test_a_cluster_that_the_operator_refuses_to_a_job_is_named(kind):
         None,
     )
     came_up = {**cluster, "status": {"state": "ready"}}
-    assert resource_state(view_of(kind, "mine", [resource, came_up, event]), 0.0).reason != "InvalidRayClusterSpec"
+    state = resource_state(view_of(kind, "mine", [resource, came_up, event]), 0.0)
+    assert (state.phase, state.reason) == (Phase.WAITING, "Initializing" if kind == "RayJob" else "New")

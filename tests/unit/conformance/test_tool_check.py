@@ -1,8 +1,9 @@
 """The checker of tools passes what agents can use, and names what they cannot."""
 
 import sys
-import time
+import threading
 import types
+from collections.abc import Iterator
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -34,9 +35,9 @@ def divide(a: int, b: int) -> str:
     return str(a / b)
 
 
-def sleeps(a: int) -> str:
-    """Sleeps."""
-    time.sleep(0.5)
+def waits(a: int) -> str:
+    """Waits for the end of the test."""
+    over.wait(60)
     return ""
 
 
@@ -68,14 +69,18 @@ def talks(a: int) -> str:
 
 talks.__doc__ = "Talks. " * 50
 counted: list[int] = []
+over = threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def _module(monkeypatch: pytest.MonkeyPatch) -> None:
+def _module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = types.ModuleType("checked_tools")
-    for function in (travel, divide, sleeps, counts, rolls, knocks, talks):
+    for function in (travel, divide, waits, counts, rolls, knocks, talks):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "checked_tools", module)
+    over.clear()
+    yield
+    over.set()
 
 
 @pytest.mark.parametrize(
@@ -87,13 +92,13 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
             "divide",
             ["calls: ValueError: {'a': 0, 'b': 0} raises ZeroDivisionError: division by zero; raise"],
         ),
-        ("sleeps", ["calls: ValueError: {'a': 1}: no result within 0.1 s"]),
+        ("waits", ["calls: ValueError: {'a': 1}: no result within 0.1 s"]),
         ("counts", ["repeats: {} gave '1', then '4'", "threads: 8 threads at once got"]),
         ("talks", ["description: it has 349 characters, expected at most 200"]),
     ],
 )
 def test_a_mistake_is_named(name, failures, monkeypatch):
-    monkeypatch.setattr(checker, "DEADLINE_S", 0.1 if name == "sleeps" else 20.0)
+    monkeypatch.setattr(checker, "DEADLINE_S", 0.1 if name == "waits" else 20.0)
     lines = [f"{each.name}: {each.failure}" for each in check(f"checked_tools:{name}", {}) if each.failure]
     assert len(lines) == len(failures)
     assert all(line.startswith(failure) for line, failure in zip(lines, failures, strict=True))

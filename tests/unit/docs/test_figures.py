@@ -188,11 +188,11 @@ def test_every_script_that_takes_times_stores_the_load_before():
     assert {name for name in timing if '"load_before"' not in WRITERS[name]} == set() and len(timing) > 10
 
 
-def keys_of(value) -> set[str]:
+def keys_of(document) -> set[str]:
     """Return the keys of a result, at any depth."""
-    if isinstance(value, dict):
-        return value.keys() | {key for inner in value.values() for key in keys_of(inner)}
-    return {key for inner in value for key in keys_of(inner)} if isinstance(value, list) else set()
+    if isinstance(document, dict):
+        return document.keys() | {key for inner in document.values() for key in keys_of(inner)}
+    return {key for inner in document for key in keys_of(inner)} if isinstance(document, list) else set()
 
 
 def test_the_load_has_one_name_in_all_results():

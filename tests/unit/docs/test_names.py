@@ -300,6 +300,6 @@ def test_what_is_not_there_is_found():
 def test_programs_that_pages_show_call_what_the_api_has():
     objects = {"client": marl_ray.Client, "team": LoadedTeam, "run": marl_ray.TrainedRun, "marl_ray": marl_ray}
     programs = [block.text for page in PAGES for block in blocks(page) if "import marl_ray\n" in block.text]
-    calls = {call for program in programs for call in re.findall(r"\b(client|team|run|marl_ray)\.(\w+)\(", program)}
-    assert {("client", "act"), ("team", "act"), ("run", "load"), ("marl_ray", "evaluate")} <= calls
-    assert [f"{name}.{called}" for name, called in sorted(calls) if not hasattr(objects[name], called)] == []
+    api_calls = {call for program in programs for call in re.findall(r"\b(client|team|run|marl_ray)\.(\w+)\(", program)}
+    assert {("client", "act"), ("team", "act"), ("run", "load"), ("marl_ray", "evaluate")} <= api_calls
+    assert [f"{name}.{called}" for name, called in sorted(api_calls) if not hasattr(objects[name], called)] == []

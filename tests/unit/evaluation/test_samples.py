@@ -138,10 +138,10 @@ def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):
 
 
 def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
-    row = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
-    del row["test"]
+    problem = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
+    del problem["test"]
     with refuses(r"p\.jsonl:1: missing key 'test'"):
-        load_problems(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY_DIGEST)
+        load_problems(benchmark("humaneval"), write(tmp_path / "p.jsonl", problem), sha256=ANY_DIGEST)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
         ("x.json.gz", gzip.compress(json.dumps(values).encode())),
         ("x.parquet", (tmp_path / "x.parquet").read_bytes()),
     ):
-        assert [row.values for row in read_records(name, data)] == values
-    assert [row.where for row in read_records("x.jsonl", lines)] == ["x.jsonl:1", "x.jsonl:3"]
+        assert [record.values for record in read_records(name, data)] == values
+    assert [record.where for record in read_records("x.jsonl", lines)] == ["x.jsonl:1", "x.jsonl:3"]
     for name, data, message in (
         ("x.jsonl.gz", gzip.compress(lines)[:-9], "damaged gzip"),
         ("x.json", lines, "not JSON"),
@@ -324,15 +324,15 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 
 def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
-    def row(task_id: str, sample: int, passed: bool, scores: dict[str, bool]) -> dict[str, object]:
+    def scored_row(task_id: str, sample: int, passed: bool, scores: dict[str, bool]) -> dict[str, object]:
         verdict = {"passed": passed, "result": "passed", "level": "paths", "flags": [], "scores": scores}
         return {"task_id": task_id, "sample": sample, "suspected_hack": False, "official": verdict, "hardened": None}
 
     rows = [
-        row("a", 0, True, {"base": True}),
-        row("a", 1, False, {"base": True}),
-        row("b", 0, False, {}),
-        row("b", 1, False, {}),
+        scored_row("a", 0, True, {"base": True}),
+        scored_row("a", 1, False, {"base": True}),
+        scored_row("b", 0, False, {}),
+        scored_row("b", 1, False, {}),
     ]
     report = make_report({}, ["a", "b"], rows, ("official",), (1,))
     assert report["scores"]["official"]["pass@1"]["value"] == 0.25

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from servers.dripping_server import SlowHeadersHandler, dripping
 from servers.http_server import serving_http
+from waiting import until
 
 from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import MathTask
@@ -44,12 +45,13 @@ class Service:
     replies: list[tuple[int, Any]]
     url: str = ""
     requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
-    wait_s: float = 0.0
+    may_reply: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
 def serving(*replies: tuple[int, Any]) -> Iterator[Service]:
     service = Service(list(replies))
+    service.may_reply.set()
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +60,7 @@ def serving(*replies: tuple[int, Any]) -> Iterator[Service]:
             with lock:
                 service.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
                 status, reply = service.replies[0] if len(service.replies) == 1 else service.replies.pop(0)
-            time.sleep(service.wait_s)
+            service.may_reply.wait(60)
             try:
                 self.send_response(status)
                 self.end_headers()
@@ -70,7 +72,10 @@ def serving(*replies: tuple[int, Any]) -> Iterator[Service]:
 
     with serving_http(Handler) as url:
         service.url = f"{url}/v1"
-        yield service
+        try:
+            yield service
+        finally:
+            service.may_reply.set()
 
 
 @pytest.fixture(autouse=True)
@@ -172,10 +177,18 @@ def test_a_reply_without_a_grade_is_not_kept():
 
 def test_of_the_same_answers_at_once_one_is_asked():
     with serving(GOOD) as service:
-        service.wait_s = 0.2
-        grade = judge(service)
+        service.may_reply.clear()
+        grade, start = judge(service), threading.Barrier(8)
+
+        def grade_with_others(_: int) -> tuple[float, dict[str, float]]:
+            start.wait(60)
+            return grade("Paris")
+
         with ThreadPoolExecutor(8) as threads:
-            paid = list(threads.map(lambda _: grade("Paris"), range(8)))
+            grades = threads.map(grade_with_others, range(8))
+            until(lambda: service.requests, "the first request")
+            service.may_reply.set()
+            paid = list(grades)
         assert [value for value, _ in paid] == [0.8] * 8
         assert sum(metrics["judge_calls"] for _, metrics in paid) == len(service.requests) == 1
         assert sum(metrics["judge_cost"] for _, metrics in paid) == 120.0
@@ -195,7 +208,7 @@ def test_errors_that_pass_are_tried_again_and_others_are_not():
 
 def test_a_judge_that_does_not_answer_in_time_pays_the_fallback_and_then_ends_the_run(caplog):
     with serving(GOOD) as service, caplog.at_level(logging.WARNING):
-        service.wait_s = 60.0
+        service.may_reply.clear()
         grade = judge(service, deadline_s=0.2, max_failures=3, fallback=0.5)
         assert [grade("a")[0], grade("b")[0]] == [0.5, 0.5]
         with pytest.raises(

@@ -1,6 +1,6 @@
 """Text environments played by language models: rows, rewards to go, waves, values, metrics, errors, evaluation."""
 
-import time
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -267,12 +267,16 @@ def test_an_environments_own_error_keeps_its_kind():
 
 
 def test_a_step_that_hangs_is_an_error():
+    over = threading.Event()
+
     class Hangs(Slow):
         def act(self, agent: str, text: str) -> None:
-            time.sleep(30 if self.options["index"] == 2 else 0)
+            if self.options["index"] == 2:
+                over.wait(60)
 
     with pytest.raises(MarlRayError, match=r"^environment slow, copy 2, agent speaker: step took over 0\.2 s$"):
         collector(Hangs, ALONE, deadline_s=0.2).collect(players(ALONE), 0)
+    over.set()
 
 
 def test_copies_step_side_by_side():

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -85,37 +84,43 @@ async def test_no_reading_waits_for_the_pause_of_another_or_for_one_that_is_over
 
 
 async def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_reader():
-    reads, go = SharedReads(threads=1, waiting=3), threading.Event()
+    reads = SharedReads(threads=1, waiting=3)
+    begun, go = threading.Event(), threading.Event()
 
     def make() -> None:
-        go.wait(60)
+        begun.set()
+        assert go.wait(60)
         raise ValueError("no")
 
-    readers = [asyncio.create_task(reads.read(k, make)) for k in range(6)]
-    readers.append(asyncio.create_task(reads.read(5, make)))
-    await asyncio.sleep(0.01)
+    readers = [asyncio.create_task(reads.read(0, make))]
+    await until_async(begun.is_set, "the first read")
+    readers += [asyncio.create_task(reads.read(key, make)) for key in (1, 2, 3, 3)]
+    await asyncio.sleep(0)  # all have asked
+    with pytest.raises(RequestError, match=r"^3 readings wait already$") as refusal:
+        await reads.read(4, make)
     go.set()
     results = await asyncio.gather(*readers, return_exceptions=True)
     reads.close()
-    refused = [error for error in results if isinstance(error, RequestError)]
-    assert 2 <= len(refused) <= 4
-    assert all(error.status == 503 and error.headers for error in refused)
-    assert sum(isinstance(error, ValueError) for error in results) == len(results) - len(refused)
+    assert refusal.value.status == 503 and refusal.value.headers == ((b"retry-after", b"1"),)
+    assert [repr(error) for error in results] == ["ValueError('no')"] * 5
 
 
 async def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
     reads = SharedReads()
+    begun, go = threading.Event(), threading.Event()
 
     def make() -> int:
-        time.sleep(0.01)
+        begun.set()
+        assert go.wait(60)
         return 7
 
     first = asyncio.create_task(reads.read("a", make))
     second = asyncio.create_task(reads.read("a", make))
-    await asyncio.sleep(0.001)
+    await until_async(begun.is_set, "the read")
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
+    go.set()
     result = await second
     reads.close()
     assert result == 7

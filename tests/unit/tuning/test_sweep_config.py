@@ -270,7 +270,7 @@ def test_searches_ask_for_a_hyper_parameter_only_where_it_is_read(kind):
     draws = [search.propose(number) for number in range(20)]
     assert {draw["algorithm"] for draw in draws if draw} == {"mappo", "pid_lagrangian"}
     assert all(
-        draw is not None and ("hyper.pid_kp" in draw) == (draw["algorithm"] == "pid_lagrangian") for draw in draws
+        trial is not None and ("hyper.pid_kp" in trial) == (trial["algorithm"] == "pid_lagrangian") for trial in draws
     )
 
 

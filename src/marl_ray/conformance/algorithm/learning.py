@@ -156,7 +156,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
     default = default_hyper(algorithm)
     levels = learner_access.choices("ratio_level") if "ratio_level" in read_keys(algorithm) else (default.ratio_level,)
     for level in levels:
-        for aggregation in {default.aggregation, "token-mean", "seq-mean-token-sum"}:
+        for aggregation in dict.fromkeys((default.aggregation, "token-mean", "seq-mean-token-sum")):
             hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
             if not learner_access.accepts_hyper(algorithm, hyper):
                 continue

@@ -108,8 +108,8 @@ async def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_deci
 
     async with serving(bounded) as (client, app):
 
-        async def post(session: str, **fields: object):
-            return await client.post("/v1/outcomes", json={"session_id": session} | fields)
+        async def post(session: str, **values: object):
+            return await client.post("/v1/outcomes", json={"session_id": session} | values)
 
         first = (await act(client, "s"))["arm"]
         refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
@@ -176,8 +176,8 @@ async def test_metrics_are_prometheus_text(config):
     assert 'marl_ray_gateway_requests_total{endpoint="/v1/act",status="200"} 5.0' in text
     assert 'marl_ray_gateway_errors_total{endpoint="other",status="404"} 1.0' in text
     assert 'marl_ray_gateway_act_seconds_bucket{arm="one",experiment="exp",le="0.0005"}' in text
-    exposures = [line for line in text.splitlines() if line.startswith("marl_ray_gateway_exposures_total{")]
-    assert sorted(line.split()[-1] for line in exposures) == ["0.0", "1.0"]  # every arm shows from the start
+    exposure_lines = [line for line in text.splitlines() if line.startswith("marl_ray_gateway_exposures_total{")]
+    assert sorted(line.split()[-1] for line in exposure_lines) == ["0.0", "1.0"]  # every arm shows from the start
 
 
 def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_path):
@@ -274,10 +274,10 @@ async def test_the_lifespan_starts_and_stops(config):
 async def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch):
     original, broken = UnitStore.record_exposures, [True]
 
-    def record(self, exposures):
-        if broken and exposures:
+    def record(self, rows):
+        if broken and rows:
             raise StoreError("experiment store: disk full")
-        original(self, exposures)
+        original(self, rows)
 
     monkeypatch.setattr(UnitStore, "record_exposures", record)
 

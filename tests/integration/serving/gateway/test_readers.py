@@ -59,14 +59,12 @@ async def test_models_are_for_players_too_and_some_paths_for_anybody(keyed):
 async def test_what_a_browser_sends_by_itself_opens_reading_alone(keyed):
     async with serving(keyed) as (client, _):
         page = await client.get("/ui")
-        act = await client.post("/v1/act", json={"session_id": "s", "observations": SEES}, headers=basic("game"))
+        play = await client.post("/v1/act", json={"session_id": "s", "observations": SEES}, headers=basic("game"))
         stop = await client.post("/v1/experiments/exp/stop", json={"reason": "r"}, headers=basic("ops"))
         form = await client.post("/ui/experiments/exp/stop", data={"reason": "r"}, headers=basic("ops"))
         blind = await client.post("/ui/experiments/exp/stop", data={"reason": "r", "key": "game"})
-        act = act.status_code
-        stop = stop.status_code
     assert page.status_code == 401 and page.headers["www-authenticate"].startswith("Basic realm=")
-    assert (act, stop) == (401, 401)
+    assert (play.status_code, stop.status_code) == (401, 401)
     assert form.status_code == 401 and "admin key" in form.text  # who may read sees the page again
     assert blind.status_code == 403 and "<html" not in blind.text
 

@@ -77,17 +77,17 @@ def pair(
             before.step()
         before.save(local_stored_folder(place))
         before.saver.wait()
-        after = Run(config, torch.device("cpu"), RunStart([local_stored_folder(place)]))
-        yield before, after, request.param, place
-        after.close()
+        resumed = Run(config, torch.device("cpu"), RunStart([local_stored_folder(place)]))
+        yield before, resumed, request.param, place
+        resumed.close()
         before.close()
 
 
 def test_a_run_that_goes_on_has_the_state_of_the_one_that_wrote_the_checkpoint(pair):
-    before, after, case, _ = pair
+    before, resumed, case, _ = pair
     paths = dict(object_graph.walk(before, "run", frozenset(), CASES[case][1]))
     assert len(paths) > 500 and any("exp_avg" in path for path in paths)
-    assert object_graph.differing(before, after, CASES[case][1]) == []
+    assert object_graph.differing(before, resumed, CASES[case][1]) == []
 
 
 def after(event: threading.Event, action: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(case, tmp_path
 
 def test_a_state_that_no_checkpoint_holds_is_noticed(pair):
     """Wherever it is: in the run, its collector, a learner or a new object of these."""
-    before, after, case, _ = pair
+    before, resumed, case, _ = pair
     name, learner = next(iter(before.team.learners.items()))
     owners = {"run": before, "run.collector": before.collector, f"run.team.learners[{name}]": learner}
     for path, owner in owners.items():
@@ -137,17 +137,17 @@ def test_a_state_that_no_checkpoint_holds_is_noticed(pair):
             owner.news = value
             if not isinstance(value, int | torch.Tensor | dict):
                 value.items = [1.0]
-            named = object_graph.differing(before, after, CASES[case][1])
+            named = object_graph.differing(before, resumed, CASES[case][1])
             del owner.news
             assert named and all(each.startswith(f"{path}.news") for each in named)
 
 
 def test_every_exception_is_one(pair):
     """A path in the list that exists no more, or that is equal, would hide what takes its name."""
-    before, after, case, _ = pair
+    before, resumed, case, _ = pair
     known = CASES[case][1]
     compared = set(dict(object_graph.walk(before, "run", frozenset(), {})))
-    compared |= set(dict(object_graph.walk(after, "run", frozenset(), {})))
+    compared |= set(dict(object_graph.walk(resumed, "run", frozenset(), {})))
     assert [path for path in known if not any(each.startswith(path) for each in compared)] == []
 
 

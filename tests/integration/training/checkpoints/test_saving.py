@@ -82,10 +82,8 @@ def test_the_manifest_names_every_file_and_who_wrote_it(run, tmp_path):
 )
 def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run, tmp_path, name):
     run.save(local_stored_folder(tmp_path / "checkpoint_1"))
-    written = (
-        Path(temporary_path(name)).name if name == "manifest.json" else name
-    )  # the others are written at their place
-    full(tmp_path / "checkpoint_2", written)
+    written = temporary_path(f"checkpoint_2/{name}") if name == "manifest.json" else f"checkpoint_2/{name}"
+    full(tmp_path, written)  # the manifest is written beside its place
     run.step()
     run.save(local_stored_folder(tmp_path / "checkpoint_2"))
     with pytest.raises(UnwritableCheckpointError) as caught:

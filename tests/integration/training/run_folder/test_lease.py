@@ -53,13 +53,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_of_many_that_take_a_name_at_once_one_owns_it(place):
     together, over = threading.Barrier(6), threading.Event()
-    owners, refused = [], []
+    numbers, refused = [], []
 
     def take() -> None:
         together.wait(60)
         try:
             with Lease(*place, whose=RUN) as lease:
-                owners.append(lease.number)
+                numbers.append(lease.number)
                 over.wait(60)
         except MarlRayError as error:
             refused.append(str(error))
@@ -71,7 +71,7 @@ def test_of_many_that_take_a_name_at_once_one_owns_it(place):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(owners) == 1 and len(refused) == 5
+    assert len(numbers) == 1 and len(refused) == 5
     line = rf"name: run 'first' is owned by process {os.getpid()} of \S+( \([\d.]+\))?, whose last beat is \d+ s old; "
     line += r"choose another name, or, if that process is dead, wait \d+ s until it counts as lost"
     assert all(re.fullmatch(line, text) for text in refused), refused

@@ -41,8 +41,8 @@ def numbers(shape):
     return sum(parameter.numel() for parameter in empty_lm(shape).parameters())
 
 
-def run_of(**model):
-    team = {"speaker": {"model": {"path": "Qwen/Qwen2.5-0.5B-Instruct", **model}, "generation": {"max_tokens": 8}}}
+def run_of(**keys):
+    team = {"speaker": {"model": {"path": "Qwen/Qwen2.5-0.5B-Instruct", **keys}, "generation": {"max_tokens": 8}}}
     data = {"name": "plan", "algorithm": "grpo", "env": {"id": "math"}, "team": team}
     return parse_config(RunConfig, data | {"train": {"group_size": 4, "env_copies": 8, "horizon": 1}})
 

@@ -248,8 +248,8 @@ def test_demonstrations_are_right_and_of_training_tasks():
     shown = env.demonstrations(50, seed=1)
     held_out = {task.prompt for task in env.test}
     answers = {task.prompt: task.answer for task in env.train}  # type: ignore[attr-defined]  # of its environment's tasks
-    prompts = {demonstration.prompt for demonstration in shown}
-    assert len(prompts) == 50 and not held_out & prompts
+    shown_prompts = {demonstration.prompt for demonstration in shown}
+    assert len(shown_prompts) == 50 and not held_out & shown_prompts
     assert all(math_reward(demonstration.response, answers[demonstration.prompt]) for demonstration in shown)
     assert shown == env.demonstrations(50, seed=1) != env.demonstrations(50, seed=2)
 

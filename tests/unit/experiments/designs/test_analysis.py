@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from processes.command_line import keys_of
 from scipy import stats
+from waiting import until
 
 from marl_ray.cli import main
 from marl_ray.config import ExperimentConfig, parse_config
@@ -268,7 +269,7 @@ def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
     # The command reads the clock of the machine. Units and their outcomes come at one moment, just after the opening.
     stored.clock = cache(lambda: time.time() + 0.1)
     stored.fill(margin="20%", outcome_window_s=0.05)
-    time.sleep(max(0.0, stored.clock() + 0.1 - time.time()))
+    until(lambda: time.time() > stored.clock() + 0.1, "the end of the units' windows")
     status, out, _ = run(capsys, "plan", "grid", "--database", stored.url)
     assert status == 0 and len(re.findall(r"[\d,]+  0\.0 days$", out, re.MULTILINE)) == 3
     assert re.match(r"effect 0\.0\d+, sd", out)  # a fifth of the control's mean

@@ -24,7 +24,7 @@ SPACES = {
 ACTIONS = spaces.MultiDiscrete([4, 3])
 
 
-def bundle(
+def random_bundle(
     folder,
     observation: spaces.Space,
     seed: int,
@@ -57,7 +57,7 @@ def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray
 @pytest.mark.parametrize("kind", ["categories", "vector"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
-    bundles = [bundle(tmp_path, SPACES[kind], seed) for seed in range(count)]
+    bundles = [random_bundle(tmp_path, SPACES[kind], seed) for seed in range(count)]
     rows = requests(bundles[0], 24, 1)
     which = np.random.default_rng(0).integers(count, size=len(rows)).tolist()
     together = Stack(bundles).act(rows, which)
@@ -73,7 +73,7 @@ def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
 @pytest.mark.parametrize("greedy", [True, False])
 def test_actions_that_count_from_elsewhere_and_masks_are_as_alone(tmp_path, activation, greedy):
     network, action = NetworkConfig(hidden=(16, 8), activation=activation), spaces.Discrete(5, start=3)
-    bundles = [bundle(tmp_path, SPACES["vector"], seed, network, action) for seed in range(2)]
+    bundles = [random_bundle(tmp_path, SPACES["vector"], seed, network, action) for seed in range(2)]
     rows, dice = requests(bundles[0], 60, 4), np.random.default_rng(2)
     masks = [
         {a: dice.permutation([True, True, False, False, False]) for a in request if dice.random() < 0.7}
@@ -91,7 +91,7 @@ def test_actions_that_count_from_elsewhere_and_masks_are_as_alone(tmp_path, acti
 
 
 def test_weights_that_are_not_finite_give_log_probabilities_that_are_none(tmp_path):
-    one_bundle = bundle(tmp_path, SPACES["vector"], 0)
+    one_bundle = random_bundle(tmp_path, SPACES["vector"], 0)
     with torch.no_grad():
         one_bundle.policies["p"].actor.rest[-1].bias[:] = np.nan
     (action,) = Stack([one_bundle]).act(requests(one_bundle, 1, 1), [0], np.random.default_rng(0))
@@ -99,7 +99,7 @@ def test_weights_that_are_not_finite_give_log_probabilities_that_are_none(tmp_pa
 
 
 def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
-    bundles = [bundle(tmp_path, SPACES["categories"], seed) for seed in range(2)]
+    bundles = [random_bundle(tmp_path, SPACES["categories"], seed) for seed in range(2)]
     request = requests(bundles[0], 1, 3)[0]
     answers = Stack(bundles).act([request] * 8000, [0, 1] * 4000, np.random.default_rng(0))
     for place, one_bundle in enumerate(bundles):
@@ -112,21 +112,21 @@ def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
 
 
 def test_what_is_built_otherwise_is_not_stacked(tmp_path):
-    one_bundle = bundle(tmp_path, SPACES["categories"], 0)
-    assert can_stack([one_bundle, bundle(tmp_path, SPACES["categories"], 1)])
-    assert not can_stack([one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
+    one_bundle = random_bundle(tmp_path, SPACES["categories"], 0)
+    assert can_stack([one_bundle, random_bundle(tmp_path, SPACES["categories"], 1)])
+    assert not can_stack([one_bundle, random_bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
     assert not can_stack(
-        [one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
+        [one_bundle, random_bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
     )
-    assert not can_stack([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
+    assert not can_stack([random_bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
     large = NetworkConfig(hidden=(256, 256))
-    assert not can_stack([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
+    assert not can_stack([random_bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
     with pytest.raises(ValueError, match=r"^expected bundles whose policies are built alike$"):
-        Stack([one_bundle, bundle(tmp_path, SPACES["vector"], 1)])
+        Stack([one_bundle, random_bundle(tmp_path, SPACES["vector"], 1)])
 
 
 def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_with_it(tmp_path, monkeypatch):
-    bundles = [bundle(tmp_path, SPACES["vector"], seed) for seed in range(2)]
+    bundles = [random_bundle(tmp_path, SPACES["vector"], seed) for seed in range(2)]
     passes = PassBatcher(64, np.random.default_rng(0))
     arms = [ArmBatcher(one_bundle, passes) for one_bundle in bundles]
     rows = requests(bundles[0], 12, 5)

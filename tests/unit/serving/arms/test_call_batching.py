@@ -68,7 +68,7 @@ async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_se
         hangs.append(asyncio.ensure_future(requests.ask(n)))
         await until_async(lambda number=number: len(callee.calls) == number, "a call that hangs")
     given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # both have asked
     given_up.cancel()
     results = await asyncio.gather(*hangs, late, return_exceptions=True)
     assert [type(error) for error in results] == [LostError] * 3

@@ -106,9 +106,9 @@ def test_calls_are_found_however_the_text_comes(case, part_ends):
     text, content, called = TEXTS[case]
     reader = ToolCallReader({"warmth"}, True)
     ends = [*sorted(end for end in part_ends if end < len(text)), len(text)]
-    events = [reader.add(text[a:b], b == len(text)) for a, b in zip([0, *ends], ends, strict=False)]
-    calls = [call for _, some in events for call in some]
-    assert "".join(part for part, _ in events) == content
+    parser_events = [reader.add(text[a:b], b == len(text)) for a, b in zip([0, *ends], ends, strict=False)]
+    calls = [call for _, some in parser_events for call in some]
+    assert "".join(part for part, _ in parser_events) == content
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == called
     assert [call["index"] for call in calls] == list(range(len(calls)))
     assert len({call["id"] for call in calls}) == len(calls)

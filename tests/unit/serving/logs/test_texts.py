@@ -89,9 +89,9 @@ async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(logging
         await asyncio.wait_for(task, 60)
         await until_async(lambda: rows(app) == 0, "the end of the row")
         lines = b"".join(sent).split(b"\n\n")
-    events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
+    stream_events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
     (record,) = read(logging_gateway)
-    ids = [number for part in events for number in part["tokens"]]
+    ids = [number for part in stream_events for number in part["tokens"]]
     assert record.finish == "cut" and record.ids[: len(ids)] == ids and 0 <= len(record.ids) - len(ids) < 50
 
 

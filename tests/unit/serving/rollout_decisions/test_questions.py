@@ -79,9 +79,9 @@ def units(**reports: tuple[int, int, int]) -> Look:
     return look_of({arm: n for arm, (n, _, _) in reports.items()}, values)
 
 
-def look_of(units: dict[str, int], reported: dict[str, Moments]) -> Look:
+def look_of(counts: dict[str, int], reported: dict[str, Moments]) -> Look:
     """By arm, how many units are judged, and what these have reported."""
-    judged = {(1, arm, "", True): n for arm, n in units.items()}
+    judged = {(1, arm, "", True): n for arm, n in counts.items()}
     values = {("outcome", 1, arm, "", True): moments for arm, moments in reported.items()}
     return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), LookSettings(), 0.0)
 

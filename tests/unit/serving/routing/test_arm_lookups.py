@@ -43,7 +43,7 @@ async def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked
     first = [asyncio.create_task(lookups.look_up("e", "s0")) for _ in range(3)]
     await until_async(lambda: reads, "the first statement")
     later = [asyncio.create_task(lookups.look_up("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # all have asked
     later[0].cancel()  # it leaves, and the others have their answers
     gate.set()
     answers = await asyncio.wait_for(asyncio.gather(*first, *later[1:]), 60)

@@ -56,7 +56,7 @@ def write(journal: Journal, after: int | None, *rows: dict[str, Any]) -> None:
 
 
 def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
-    return [iteration_of(row) for row in read_metrics(filesystem, folder)]
+    return [iteration_of(record) for record in read_metrics(filesystem, folder)]
 
 
 @given(st.lists(st.integers(0, 6), max_size=6))

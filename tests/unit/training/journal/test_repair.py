@@ -40,18 +40,18 @@ def begin(root: Path, lines: Sequence[str], remote: bool = False, mark: Mark | N
     return filesystem, folder
 
 
-def mark(rows: int, iteration: int) -> Mark:
+def mark_of(rows: int, iteration: int) -> Mark:
     return Mark(rows, "abc", iteration=iteration)
 
 
 def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
-    return [iteration_of(row) for row in read_metrics(filesystem, folder)]
+    return [iteration_of(record) for record in read_metrics(filesystem, folder)]
 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_rubbish_and_doubles_are_removed_and_named_and_sinks_are_asked_anew(tmp_path, remote):
     lines = [row(0), row(1), "\x00\x00{", row(2), row(2), "[]", row(3)]
-    filesystem, folder = begin(tmp_path, lines, remote, mark(7, 3))
+    filesystem, folder = begin(tmp_path, lines, remote, mark_of(7, 3))
     path = f"{folder}/{METRICS_FILE}"
     assert repair_metrics(filesystem, folder, 3) == [
         f"{path}: lines 3 to 6, 3 of them were no rows, or some for the second time; removed"
@@ -123,17 +123,17 @@ def test_a_mark_of_something_else_is_that_of_a_new_sink(tmp_path, stored):
 
 
 def test_rows_that_are_lost_are_named_and_the_rows_after_them_reach_the_sinks(tmp_path):
-    filesystem, folder = begin(tmp_path, [row(0), row(1)], mark=mark(9, 8))
+    filesystem, folder = begin(tmp_path, [row(0), row(1)], mark=mark_of(9, 8))
     (line,) = repair_metrics(filesystem, folder, 7)
     assert line == f"{folder}/{METRICS_FILE} lacks the rows of iterations 2 to 7, which are not played again"
     assert read_mark(filesystem, folder, "mlflow") == Mark()
-    write_json(filesystem, f"{folder}/sinks/mlflow.json", asdict(mark(2, 1)))
+    write_json(filesystem, f"{folder}/sinks/mlflow.json", asdict(mark_of(2, 1)))
     assert repair_metrics(filesystem, folder, 7) == [line]
-    assert read_mark(filesystem, folder, "mlflow") == mark(2, 1)  # it fits the lines that there are
+    assert read_mark(filesystem, folder, "mlflow") == mark_of(2, 1)  # it fits the lines that there are
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):
-    filesystem, folder = begin(tmp_path, [], mark=mark(4, 3))
+    filesystem, folder = begin(tmp_path, [], mark=mark_of(4, 3))
     (line,) = repair_metrics(filesystem, folder, 2)
     assert line.endswith("lacks the rows of iterations 1 and 2, which are not played again")
     assert read_mark(filesystem, folder, "mlflow") == Mark()
@@ -142,13 +142,13 @@ def test_a_file_that_is_gone_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "stored", "last", "fits"),
     [
-        ([0, 1, 2], mark(3, 2), 2, True),
-        ([0, 1, 2], mark(6, 5), 2, True),  # workers removed three rows that the sink has, and will write them again
-        ([], mark(3, 2), None, True),  # the run begins anew
-        ([0, 1, 2], mark(1000, 2), 2, False),
-        ([0, 1, 2], mark(2, 2), 2, False),
-        ([-1, -1, 0, 1], mark(3, 0), 1, True),
-        ([1, 2, 3], mark(3, 3), 3, True),  # a run without evaluations
+        ([0, 1, 2], mark_of(3, 2), 2, True),
+        ([0, 1, 2], mark_of(6, 5), 2, True),  # workers removed three rows that the sink has, and will write them again
+        ([], mark_of(3, 2), None, True),  # the run begins anew
+        ([0, 1, 2], mark_of(1000, 2), 2, False),
+        ([0, 1, 2], mark_of(2, 2), 2, False),
+        ([-1, -1, 0, 1], mark_of(3, 0), 1, True),
+        ([1, 2, 3], mark_of(3, 3), 3, True),  # a run without evaluations
     ],
 )
 def test_a_mark_stays_that_fits_the_rows(tmp_path, rows, stored, last, fits):
