@@ -15,15 +15,17 @@ from prometheus_client.core import Metric
 
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.database.connections import StoreError
+from marl_ray.experiments.database.connections import Database, StoreError
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.following.store_follower import StoreFollower
 from marl_ray.serving.holding.live_experiments import Host, LiveExperiments
-from marl_ray.serving.holding.loaded_bundles import BundleCache, load_configured
+from marl_ray.serving.holding.loaded_bundles import BundleCache, check_configured, load_configured
 from marl_ray.serving.http.admission import Admission
+from marl_ray.serving.http.keys import Keys
 from marl_ray.serving.logs.acts import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
@@ -47,6 +49,19 @@ SHADOW_METRICS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens", 
 """Fields of `ShadowTotals` that are metrics."""
 
 _log = logging.getLogger(__name__)
+
+
+def check_gateway(config: GatewayConfig) -> None:
+    """Raise MarlRayError if a gateway of this config could not begin to serve.
+
+    The error names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
+    """
+    Keys(config.api_keys)
+    database = Database(config.database)
+    try:
+        check_configured(config, ExperimentStore(database))
+    finally:
+        database.close()
 
 
 class Service:

@@ -9,7 +9,7 @@ import pytest
 from clocks import Clock
 from waiting import until_async
 
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.errors import BusyError
 from marl_ray.serving.shared_reads import SharedReads
 
 
@@ -97,9 +97,9 @@ async def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_re
     go.set()
     results = await asyncio.gather(*readers, return_exceptions=True)
     reads.close()
-    refused = [error for error in results if isinstance(error, RequestError)]
+    refused = [error for error in results if isinstance(error, BusyError)]
     assert 2 <= len(refused) <= 4
-    assert all(error.status == 503 and error.headers for error in refused)
+    assert all(error.retry_after_s == 1 for error in refused)
     assert sum(isinstance(error, ValueError) for error in results) == len(results) - len(refused)
 
 
