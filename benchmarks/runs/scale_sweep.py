@@ -106,7 +106,9 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
     clock.watch(sweep.needs, "legs", "check")
     clock.watch(sweep, "save", "save")
     sweep.plan.check, sweep.plan.on_change = sweep.needs.check, sweep.save_and_show
-    searcher = Searcher(sweep.plan, LegCalls(sweep.begin_leg, sweep.note_leg_end, sweep.note_rows, sweep.is_over))
+    searcher = Searcher(
+        sweep.plan, LegCalls(sweep.begin_leg, sweep.note_leg_end, sweep.note_rows, sweep.say_of_leg, sweep.is_over)
+    )
     running: list[tuple[str, Leg]] = []
     rng, started = np.random.default_rng(0), 0
     clock.watch(searcher, "loop", "suggest", "on_trial_complete")

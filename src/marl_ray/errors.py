@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 class MarlRayError(Exception):
     """A mistake the user can fix: the message names the key, file or argument and what was expected.
 
-    The command line prints it as one line and exits with status 2; the gateway maps its own subclass to HTTP 4xx.
+    The command line prints it as one line and exits with status 2; the gateway maps its own subclasses to statuses of HTTP.
     Anything else that escapes is a defect of the product and keeps its traceback.
     """
 

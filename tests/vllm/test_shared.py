@@ -22,7 +22,7 @@ from marl_ray.policies.engines.vllm.serving import WARM_UP, join_base
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
-from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
+from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 
 EXACT = 1e-5
@@ -62,9 +62,7 @@ async def write(arm: TextBatcher, request: TextRequest) -> list[ResponseChunk]:
     reply, pieces = arm.write(request), []
     try:
         while not pieces or pieces[-1].finish is None:
-            piece = await reply.next()
-            assert not isinstance(piece, RequestRejection), piece
-            pieces.append(piece)
+            pieces.append(await reply.next())
     finally:
         reply.leave()
     return pieces

@@ -1,1 +1,1 @@
-"""Waits with a deadline for the whole of what is waited for: calls side by side, and answers over HTTP."""
+"""Waits with a deadline for the whole of what is waited for: calls side by side, tasks of one loop, answers over HTTP."""

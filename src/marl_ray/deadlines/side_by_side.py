@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from queue import Empty, SimpleQueue
 
 
@@ -53,6 +55,18 @@ def run_side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline
                 raise CallTimeoutError(oldest) from None
     if errors:
         raise errors[min(errors)]
+
+
+def shut_down(executor: Executor, deadline_s: float) -> bool:
+    """Cancel the calls of an executor that have not begun, and wait for the others.
+
+    Returns False if one of them has not ended after `deadline_s` seconds; `Executor.shutdown` would wait for ever.
+    """
+    try:
+        run_side_by_side([partial(executor.shutdown, cancel_futures=True)], 1, deadline_s)
+    except CallTimeoutError:
+        return False
+    return True
 
 
 def _drain(waiting: SimpleQueue[int]) -> None:

@@ -11,8 +11,8 @@ from marl_ray.json_types import JsonObject
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.remote import start_host
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.loaded_arms.loaded_bundles import check_gateway
 from marl_ray.serving.scaling import GATEWAY_ONGOING, MAX_ONGOING_REQUESTS, scaling
+from marl_ray.serving.service import check_gateway
 
 
 class GatewayReplica:

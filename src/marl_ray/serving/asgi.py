@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from marl_ray.config import GatewayConfig
+from marl_ray.deadlines.shared_timer import Deadlines
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
+from marl_ray.serving.errors import ServingError
+from marl_ray.serving.handlers.route import Route
 from marl_ray.serving.handlers.routes import find_route
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
-from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.messages import (
     ClientDisconnectedError,
     Headers,
@@ -30,7 +32,7 @@ from marl_ray.serving.http.messages import (
     send_response,
     send_stream,
 )
-from marl_ray.serving.http.route import Route
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.loaded_arms.live_experiments import Host
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.service import Service
@@ -103,8 +105,9 @@ class Gateway:
             return
         except TimeoutError:
             response = Response(error_body(RequestError(504, None, f"no answer within {seconds:g} s")), 504)
-        except RequestError as error:
-            response = Response(error_body(error), error.status, headers=error.headers)
+        except ServingError as error:
+            refusal = as_request_error(error)
+            response = Response(error_body(refusal), refusal.status, headers=refusal.headers)
         except StoreError as error:
             _log.error("%s", error)
             response = Response(error_body(RequestError(503, None, str(error))), 503)

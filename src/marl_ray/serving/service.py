@@ -14,15 +14,18 @@ import numpy as np
 from prometheus_client.core import Metric
 
 from marl_ray.config import GatewayConfig
+from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side, shut_down
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.database.connections import StoreError
+from marl_ray.experiments.database.connections import Database, StoreError
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.http.admission import Admission
+from marl_ray.serving.http.keys import Keys
 from marl_ray.serving.loaded_arms.live_experiments import Host, LiveExperiments
-from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, load_configured
+from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, check_configured, load_configured
 from marl_ray.serving.logs.acts import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
@@ -41,12 +44,27 @@ T = TypeVar("T")
 
 STORE_THREADS = 4
 """Number of threads, and so of requests that wait for the database at once."""
+CLOSE_S = 20.0
+"""Seconds that closing waits for changes under way, and for its own write, which may wait for one of exposures first."""
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 """Value of the circuit metric for each state."""
 SHADOW_METRICS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens", "log_prob", "served_log_prob")
 """Fields of `ShadowTotals` that are metrics."""
 
 _log = logging.getLogger(__name__)
+
+
+def check_gateway(config: GatewayConfig) -> None:
+    """Raise MarlRayError if a gateway of this config could not begin to serve.
+
+    The error names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
+    """
+    Keys(config.api_keys)
+    database = Database(config.database)
+    try:
+        check_configured(config, ExperimentStore(database))
+    finally:
+        database.close()
 
 
 class Service:
@@ -117,14 +135,22 @@ class Service:
         self.started = time.time()
 
     def close(self) -> None:
-        """Write what is queued and close the store; blocks for some seconds at most."""
+        """Write what is queued and close the store.
+
+        For each part that hangs, this waits that part's CLOSE_S seconds, and then goes on: 5 for each of the follower's
+        two threads, 2 for the webhook, 20 for each of the two threads of exposures and of acts, 10 for each text arm,
+        10 for lookups, and 20 each for the failures of sessions and for changes. The last write of exposures waits
+        WRITING_S seconds for a hung one.
+        """
         self.follower.close()
         if self.webhook is not None:
             self.webhook.close()
         try:
-            self.unit_reports.write()
+            run_side_by_side([self.unit_reports.write], 1, CLOSE_S)
         except StoreError as error:
             _log.error("failures or costs of sessions are lost: %s", error)
+        except CallTimeoutError:
+            _log.error("failures or costs of sessions are lost: their write has not ended within %g s", CLOSE_S)
         self.exposures.close()
         if self.acts is not None:
             self.acts.close()
@@ -132,7 +158,8 @@ class Service:
             router.close()
         self.shared_reads.close()
         self.assigner.close()
-        self._threads.shutdown(cancel_futures=True)
+        if not shut_down(self._threads, CLOSE_S):
+            _log.error("a change of an experiment has not ended within %g s", CLOSE_S)
         self.stores.close()
 
     async def leave_loop(self) -> None:

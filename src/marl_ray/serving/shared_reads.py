@@ -12,18 +12,19 @@ from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
+from marl_ray.serving.errors import BusyError
 
 T = TypeVar("T")
 
 THREADS = 2
 """Number of threads, and so of reads that run at once."""
 PAUSE_FACTOR = 10.0
-"""A read pauses for this many times the time that it took, and so occupies an eleventh of a processor at most."""
+"""A read pauses for this many times the time that it took, and so occupies an eleventh of a processor at most if it takes
+0.1 s at most; MAX_PAUSE_S limits the pause of a longer one."""
 MAX_PAUSE_S = 1.0
 """Maximum seconds that a read pauses."""
 MAX_WAITING = 64
-"""Maximum number of different reads that wait for a thread; more are refused with 503."""
+"""Maximum number of different reads that wait for a thread; more are refused."""
 
 
 class SharedReads:
@@ -50,13 +51,13 @@ class SharedReads:
     async def read(self, key: Hashable, make: Callable[[], T]) -> T:
         """Call `make` in a thread, after this request, and return its result.
 
-        Requests with an equal `key` share one call. Raises whatever `make` raises, and RequestError 503 if too many
+        Requests with an equal `key` share one call. Raises whatever `make` raises, and BusyError if too many
         different reads wait.
         """
         shared = self._next.get(key)
         if shared is None:
             if len(self._next) >= self._waiting:
-                raise RequestError(503, None, f"{self._waiting} readings wait already", retry_after_s=RETRY_AFTER_S)
+                raise BusyError(f"{self._waiting} readings wait already")
             shared = self._next[key] = asyncio.create_task(self._read(key, make, self._under_way.get(key)))
             shared.add_done_callback(_retrieve_error)
         # A cancelled reader must not cancel the task that other readers share.

@@ -16,8 +16,8 @@ from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_sit
 from waiting import until
 
 from marl_ray.serving.handlers.api_description.document import openapi
+from marl_ray.serving.handlers.route import Route
 from marl_ray.serving.handlers.routes import ROUTES
-from marl_ray.serving.http.route import Route
 
 __all__ = ["client", "site", "text_site"]
 THOROUGH = "THOROUGH" in os.environ

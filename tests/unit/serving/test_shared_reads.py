@@ -8,7 +8,7 @@ import pytest
 from clocks import Clock
 from waiting import until_async
 
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.errors import BusyError
 from marl_ray.serving.shared_reads import SharedReads
 
 
@@ -96,12 +96,12 @@ async def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_re
     await until_async(begun.is_set, "the first read")
     readers += [asyncio.create_task(reads.read(key, make)) for key in (1, 2, 3, 3)]
     await asyncio.sleep(0)  # all have asked
-    with pytest.raises(RequestError, match=r"^3 readings wait already$") as refusal:
+    with pytest.raises(BusyError, match=r"^3 readings wait already$") as refusal:
         await reads.read(4, make)
     go.set()
     results = await asyncio.gather(*readers, return_exceptions=True)
     reads.close()
-    assert refusal.value.status == 503 and refusal.value.headers == ((b"retry-after", b"1"),)
+    assert refusal.value.retry_after_s == 1
     assert [repr(error) for error in results] == ["ValueError('no')"] * 5
 
 

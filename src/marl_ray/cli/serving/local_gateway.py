@@ -60,7 +60,7 @@ def _print_phase(began: float, text: str) -> None:
 
 def _check_gateways(data: JsonMapping, source: str) -> None:
     """Raise MarlRayError if a gateway of a Serve config names what cannot be read; the config has passed the linter."""
-    from marl_ray.serving.loaded_arms.loaded_bundles import check_gateway  # imports torch
+    from marl_ray.serving.service import check_gateway  # imports torch
 
     for number, application in enumerate(data["applications"]):
         if application["import_path"] in IMPORT_PATHS:

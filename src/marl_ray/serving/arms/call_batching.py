@@ -10,9 +10,9 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar, cast
 
+from marl_ray.deadlines.shared_timer import Deadlines
 from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
-from marl_ray.serving.http.deadlines import Deadlines
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.errors import ServingError
 
 Argument = TypeVar("Argument")
 CallAnswer = TypeVar("CallAnswer")
@@ -59,8 +59,8 @@ class CallBatcher(Generic[Argument, CallAnswer]):
     async def ask(self, argument: Argument) -> CallAnswer:
         """Return the answer, or raise the error that the call raised for this request.
 
-        Raises LostError after the deadline, with the number of the call. Raises RequestError 503 if the request waited
-        most of that time for room in a call while other calls were answered.
+        Raises LostError after the deadline, with the number of the call. Raises BusyError if the request waited most
+        of that time for room in a call while other calls were answered.
         """
         loop = asyncio.get_running_loop()
         request = _CallRequest[Argument, CallAnswer](argument, loop.create_future(), self._answered_calls)
@@ -116,7 +116,7 @@ class CallBatcher(Generic[Argument, CallAnswer]):
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
             answers = [LostError("the call was cancelled", number)] * len(requests)  # the other process cancelled it
-        except (ArmError, RequestError) as error:  # each request reports it
+        except (ArmError, ServingError) as error:  # each request reports it
             answers = [error] * len(requests)
         except TimeoutError:
             answers = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(requests)

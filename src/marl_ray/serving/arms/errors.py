@@ -3,7 +3,7 @@
 import itertools
 import secrets
 
-from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
+from marl_ray.serving.errors import BusyError
 
 _numbers = itertools.count(secrets.randbits(62))
 
@@ -42,6 +42,6 @@ class LostError(ArmError):
     """
 
 
-def busy_error(message: str) -> RequestError:
+def busy_error(message: str) -> BusyError:
     """Return the error for a request that the arm has no room for, which does not count as a failure of the arm."""
-    return RequestError(503, None, f"the arm is busy: {message}", retry_after_s=RETRY_AFTER_S)
+    return BusyError(f"the arm is busy: {message}")

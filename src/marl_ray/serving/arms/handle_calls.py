@@ -23,7 +23,7 @@ async def answer_of(send: Callable[[], Any]) -> Any:
     """Return the answer of a call through a handle, which is sent once more if it is lost.
 
     It may be sent again because neither acts nor scores change the arm. Raises LostError if the second call is lost too,
-    ArmError if the arm's own code failed, RequestError 503 if Serve refuses the call because its queue is full.
+    ArmError if the arm's own code failed, BusyError if Serve refuses the call because its queue is full.
     """
     reason = ""
     for _ in range(2):

@@ -117,28 +117,14 @@ class ResponseChunk:
         return len(self.ids) + self.tokens_without_ids
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRejection:
-    """A refusal instead of a chunk: the arm is not at fault, and no other arm is to be tried."""
-
-    status: int
-    """The HTTP status of the refusal."""
-    field: str | None
-    """The field that is refused; None for the request as a whole."""
-    message: str
-    retry_after_s: float | None = None
-    """Seconds after which the client may ask again; None if that would not help."""
-    code: str | None = None
-    """The reason by its name in OpenAI's API, where the status alone does not say it."""
-
-
 class Reply(Protocol):
     """A response while it is written."""
 
-    async def next(self) -> ResponseChunk | RequestRejection:
-        """Wait for the next chunk or a refusal.
+    async def next(self) -> ResponseChunk:
+        """Wait for the next chunk.
 
-        Nothing comes after a refusal or a chunk with a `finish`. Raises ArmError if the arm fails.
+        Nothing comes after an error or a chunk with a `finish`. Raises ServingError if the request is refused, and
+        ArmError if the arm fails.
         """
 
     def leave(self) -> None:

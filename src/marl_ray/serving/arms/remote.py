@@ -87,7 +87,7 @@ class RemoteArm:
         self._requests: CallBatcher[ActRequest, Answer] = CallBatcher(call, replicas, deadline_s)
 
     async def act(self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None) -> Answer:
-        """See `ArmBatcher.act`. Raises LostError if no answer comes back, RequestError 503 if the arm has no time."""
+        """See `ArmBatcher.act`. Raises LostError if no answer comes back, BusyError if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 
     def close(self) -> None:

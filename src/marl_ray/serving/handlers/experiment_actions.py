@@ -7,6 +7,7 @@ from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.json_types import JsonObject
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
 from marl_ray.serving.rollout_decisions.report import curves, describe
@@ -96,7 +97,7 @@ async def run_change(service: Service, field: str, function: Callable[[], T]) ->
         return await service.in_thread(function)
     except StaleEpochError as error:
         raise RequestError(409, error.field, error.message) from None
-    except (StoreError, RequestError):
+    except (StoreError, ServingError):
         raise
     except MarlRayError as error:
         raise RequestError(409, field, str(error).removeprefix(f"{field}: ")) from None

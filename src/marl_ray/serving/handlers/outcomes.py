@@ -20,8 +20,10 @@ from marl_ray.experiments.store.reports import (
     UnknownUnitError,
 )
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.messages import Request, RequestError, Response, known_fields
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import COST, counts_cost
 from marl_ray.serving.service import Service
@@ -82,8 +84,8 @@ async def outcomes(service: Service, request: Request) -> Response:
     def read(part: object) -> _ReadReport | RequestError:
         try:
             return _read_report(service, request, known_fields(part, OUTCOME_FIELDS))
-        except RequestError as error:
-            return error
+        except ServingError as error:
+            return as_request_error(error)
 
     read_parts = [read(part) for part in parts]
     recorded = iter(
@@ -100,7 +102,7 @@ def _format_answer(answer: OutcomeResult) -> dict[str, object]:
 
 
 def _read_report(service: Service, request: Request, data: JsonMapping) -> _ReadReport:
-    """Read and check the fields of one report. Raises RequestError 400 naming the wrong one."""
+    """Read and check the fields of one report. Raises ServingError naming the wrong one."""
     routers = service.endpoints.routers_of(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
     metrics = data.get("metrics", {})

@@ -16,9 +16,9 @@ from marl_ray.serving.handlers.openai import chat
 from marl_ray.serving.handlers.openai import completions as openai_completions
 from marl_ray.serving.handlers.openai import models as openai_models
 from marl_ray.serving.handlers.openai.fields import error_body
+from marl_ray.serving.handlers.route import Route
 from marl_ray.serving.handlers.texts import generate
 from marl_ray.serving.http.messages import Request, RequestError, Response
-from marl_ray.serving.http.route import Route
 from marl_ray.serving.service import Service
 
 

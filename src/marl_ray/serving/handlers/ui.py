@@ -6,8 +6,10 @@ from functools import partial
 
 from marl_ray.drawing import read_stylesheet
 from marl_ray.experiments.lifecycle import RETREATS, Action
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.experiment_actions import apply_change, describe_experiment, experiment_rows, read_curves
 from marl_ray.serving.http.messages import HTML, Request, RequestError, Response
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.pages import render
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
@@ -94,13 +96,14 @@ async def change(action: Action, service: Service, request: Request) -> Response
         if epoch.isdecimal() and action not in RETREATS:
             data["epoch"] = int(epoch)
         await apply_change(service, router, actor, action, data)
-    except RequestError as error:
+    except ServingError as refusal:
+        error = as_request_error(refusal)
         message = f"{error.field}: {error}" if error.field else str(error)
         if error.status in (401, 403):
             message = "admin key: expected the secret of a key with the scope admin"
         if not await _may_read(service, request, form):
             error.headers = ASK_FOR_KEY if error.status == 401 else error.headers
-            raise  # a caller who may not read gets no more than the refusal
+            raise error from None  # a caller who may not read gets no more than the refusal
         make = partial(_experiment_page, service, router, base, message, form)
         return _page_response(await service.shared_reads.read(object(), make), error.status)
     # A redirect to a fresh page, because reloading an answer to a form would send the form again.

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from marl_ray.errors import MarlRayError, did_you_mean, type_name
+from marl_ray.errors import did_you_mean, type_name
 from marl_ray.json_types import JsonObject
+from marl_ray.serving.errors import ServingError
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -20,8 +21,6 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 JSON = b"application/json"
 HTML = b"text/html; charset=utf-8"
 EVENTS = b"text/event-stream; charset=utf-8"
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client of a busy arm or database may try again: longer than a pass or a read usually takes."""
 Headers = tuple[tuple[bytes, bytes], ...]
 """Names in lower case, and values."""
 
@@ -29,13 +28,8 @@ T = TypeVar("T")
 _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
-class RequestError(MarlRayError):
-    """A refusal of a request, in one line.
-
-    `status` is the HTTP status, `field` the invalid field, None for the request as a whole. `retry_after_s` is the number
-    of seconds after which the client may try again. `code` is the reason by its name in OpenAI's API, where the status
-    alone does not say it.
-    """
+class RequestError(ServingError):
+    """A refusal with its HTTP status, as a handler answers it."""
 
     def __init__(
         self,
@@ -45,8 +39,8 @@ class RequestError(MarlRayError):
         retry_after_s: float | None = None,
         code: str | None = None,
     ):
-        super().__init__(message)
-        self.status, self.field, self.code = status, field, code
+        super().__init__(message, field, retry_after_s, code)
+        self.status = status
         self.headers: Headers = ()
         if retry_after_s is not None and math.isfinite(retry_after_s):
             self.headers = ((b"retry-after", str(math.ceil(retry_after_s)).encode()),)

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.json_types import JsonMapping
@@ -18,7 +17,6 @@ from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
-from marl_ray.serving.http.keys import Keys
 from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 
 _log = logging.getLogger(__name__)
@@ -165,19 +163,6 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
                 f"experiments.{part.config.name}.arms.{state.control}: the control's bundle "
                 f"{part.config.arms[state.control].reference!r} cannot be loaded, and the experiment is {state.status}"
             )
-
-
-def check_gateway(config: GatewayConfig) -> None:
-    """Raise MarlRayError if a gateway of this config could not begin to serve.
-
-    The error names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
-    """
-    Keys(config.api_keys)
-    database = Database(config.database)
-    try:
-        check_configured(config, ExperimentStore(database))
-    finally:
-        database.close()
 
 
 def _load_stored(

@@ -2,18 +2,24 @@
 
 import asyncio
 import contextvars
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from marl_ray.deadlines.side_by_side import shut_down
 from marl_ray.experiments.assignment.rendezvous import Assignment
 
 MAX_UNITS = 500
 """Maximum number of units in one statement."""
 MIN_INTERVAL_S = 0.005
 """Minimum seconds between two statements, in which new sessions gather for the next one."""
+CLOSE_S = 10.0
+"""Seconds that closing waits for statements; each has a shorter limit, unless the connection hangs."""
 UnitKey = tuple[str, str]
 """Experiment and unit."""
 Answers = Mapping[UnitKey, Assignment]
+
+_log = logging.getLogger(__name__)
 
 
 class ArmLookups:
@@ -90,5 +96,6 @@ class ArmLookups:
                 answer.exception()  # retrieved, so that asyncio logs no error if all callers have left
 
     def close(self) -> None:
-        """Cancel the lookups that have not begun, and wait for the others to end."""
-        self._threads.shutdown(cancel_futures=True)
+        """Cancel the lookups that have not begun, and wait CLOSE_S seconds for the others to end."""
+        if not shut_down(self._threads, CLOSE_S):
+            _log.error("a lookup of sessions' arms has not ended within %g s", CLOSE_S)

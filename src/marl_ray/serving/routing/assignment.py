@@ -10,7 +10,7 @@ from marl_ray.errors import did_you_mean
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment, is_held_out_unit
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.errors import InvalidRequestError
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
@@ -104,8 +104,8 @@ class Assigner:
     ) -> SessionArm:
         """Assign a session to an arm of one of the experiments behind an endpoint.
 
-        `forced` is the arm that a tester names: such a session is in no experiment. Raises RequestError if there is
-        no such arm.
+        `forced` is the arm that a tester names: such a session is in no experiment. Raises InvalidRequestError if
+        there is no such arm.
         """
         router = remembering_experiment(routers, session) if len(routers) > 1 else routers[0]
         if router is None:
@@ -120,7 +120,8 @@ class Assigner:
         if forced is not None:
             if forced not in router.arms:
                 reason = "not loaded here" if forced in router.config.arms else "unknown"
-                raise RequestError(400, "x-arm", f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}")
+                message = f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}"
+                raise InvalidRequestError(message, "x-arm")
             return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), is_unit=False)
         holdout = self._is_held_out(router, session, cluster_id)
         is_unit = router.is_in_share(session, cluster_id)

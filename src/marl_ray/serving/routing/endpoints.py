@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.errors import InvalidRequestError, UnknownExperimentError
 from marl_ray.serving.routing.router import Router
 
 DRAIN_S = 3600.0
@@ -76,13 +76,13 @@ class Endpoints:
     def routers_of(self, name: object) -> Sequence[Router]:
         """Return the experiments behind a name, newest first.
 
-        The name may be omitted if there is only one endpoint. Raises RequestError for a name that is
-        unknown or missing.
+        The name may be omitted if there is only one endpoint. Raises UnknownExperimentError
+        for a name that is unknown, and InvalidRequestError for one that is missing.
         """
         if name is None and len(self._served) == 1:
             return next(iter(self._served.values()))
         if not isinstance(name, str):
-            raise RequestError(400, "experiment", f"expected one of {self._served_names()}")
+            raise InvalidRequestError(f"expected one of {self._served_names()}", "experiment")
         if name in self._served:
             return self._served[name]
         if name in self.routers:
@@ -92,13 +92,13 @@ class Endpoints:
     def acting_routers(self, name: object) -> Sequence[Router]:
         """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones.
 
-        All experiments behind the name if none holds arms. Raises RequestError as `routers_of` does.
+        All experiments behind the name if none holds arms. Raises as `routers_of` does.
         """
         routers = self.routers_of(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
     def experiment(self, name: str) -> Router:
-        """Return the experiment with exactly this name. Raises RequestError 404 without one."""
+        """Return the experiment with exactly this name. Raises UnknownExperimentError without one."""
         if name not in self.routers:
             raise _unknown(name, self.routers)
         return self.routers[name]
@@ -134,6 +134,6 @@ def draining_experiments(routers: Sequence[Router], entered: Router) -> list[Rou
     return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]
 
 
-def _unknown(name: str, names: Collection[str]) -> RequestError:
+def _unknown(name: str, names: Collection[str]) -> UnknownExperimentError:
     instead = did_you_mean(name, names) if names else "; there is none yet"
-    return RequestError(404, "experiment", f"unknown experiment {name[:MAX_COMPARED]!r}{instead}")
+    return UnknownExperimentError(f"unknown experiment {name[:MAX_COMPARED]!r}{instead}", "experiment")

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
-from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
+from marl_ray.serving.errors import RETRY_AFTER_S, InvalidRequestError, ServingError, UnavailableError
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import CircuitState
@@ -30,7 +30,7 @@ from marl_ray.serving.routing.unit_reports import UnitReports
 
 ArmAnswer = TypeVar("ArmAnswer")
 Ask = Callable[[str], Awaitable[ArmAnswer]]
-"""Asks an arm of this name. Raises RequestError if the arm refuses the request, and any other error if the arm fails."""
+"""Asks an arm of this name. Raises ServingError if the arm refuses the request, and any other error if the arm fails."""
 
 
 class Failures:
@@ -68,7 +68,7 @@ class Attempts:
 
         Arms with an open circuit are skipped. Returns the answer, its arm, and a ticket that the caller hands in to
         the arm's circuit. Raises the error of `ask` if the arm refuses the request or the client leaves, and
-        RequestError if no arm answers: `field` is the field of the request that the error names. `compare` asks a
+        ServingError if no arm answers: `field` is the field of the request that the error names. `compare` asks a
         treatment for comparison.
         """
         router = self._router
@@ -80,7 +80,7 @@ class Attempts:
                     continue
                 try:
                     answer = await ask(arm)
-                except (asyncio.CancelledError, RequestError):
+                except (asyncio.CancelledError, ServingError):
                     circuit.forget(ticket)  # the client left, the request is impossible, or the arm is busy
                     raise
                 except Exception as error:
@@ -104,7 +104,7 @@ class Attempts:
         try:
             await ask(arm)
             self._answered_by = arm
-        except RequestError:
+        except ServingError:
             pass  # the treatment is busy
         except Exception as error:
             self._errors += (error,)
@@ -117,16 +117,16 @@ class Attempts:
         treatments = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
         return next((arm for arm in treatments if router.circuits[arm].state is CircuitState.CLOSED), None)
 
-    def _refusal(self, field: str | None) -> RequestError:
+    def _refusal(self, field: str | None) -> ServingError:
         """Return the error for a client whose request no arm has answered.
 
         `field` is the field that the error names.
         """
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
-            return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
+            return InvalidRequestError("every arm's log-probabilities of this input are not finite", field)
         router = self._router
         wait = router.circuits[router.control].retry_after_s or RETRY_AFTER_S
-        return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
+        return UnavailableError(f"no arm of experiment {router.config.name!r} answers", wait)
 
     def _count_failures(self) -> None:
         """Count the failures; called when it is known whether an arm has answered."""

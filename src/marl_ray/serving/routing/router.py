@@ -17,7 +17,7 @@ from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.units import Exposure
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.http.messages import RETRY_AFTER_S, RequestError
+from marl_ray.serving.errors import UnavailableError, WrongKindError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.remembered_units import RememberedUnits, Session
@@ -139,18 +139,18 @@ class Router:
         return self._held.answering_arms[arm]
 
     def first_answering_arm(self, arm: str) -> str:
-        """Return the first of `answering_arms`. Raises RequestError 503 if there is none."""
+        """Return the first of `answering_arms`. Raises UnavailableError if there is none."""
         return self._first_answering(self._held, arm)
 
     def _first_answering(self, held: _HeldArms, arm: str) -> str:
         for name in held.answering_arms[arm]:
             return name
-        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
+        raise UnavailableError(f"no arm of experiment {self.config.name!r} is loaded here")
 
     def actor(self, name: str) -> Arm:
         """Return the loaded arm of this name, which acts.
 
-        Raises RequestError 422 if it writes text, and 503 if it was dropped since the request was assigned.
+        Raises WrongKindError if it writes text, and UnavailableError if it was dropped since the request was assigned.
         """
         arm = self._loaded_arm(name)
         if is_text(arm.bundle):
@@ -168,17 +168,17 @@ class Router:
         arm = self._held.arms.get(name)
         if arm is None:
             message = f"arm {name!r} of experiment {self.config.name!r} is not loaded here any more"
-            raise RequestError(503, None, message, RETRY_AFTER_S)
+            raise UnavailableError(message)
         return arm
 
-    def _wrong_kind_error(self, kind: str, expected: str, field: str) -> RequestError:
+    def _wrong_kind_error(self, kind: str, expected: str, field: str) -> WrongKindError:
         message = f"{self.config.served_as!r} serves {kind} policies, expected {expected} policies"
-        return RequestError(422, field, message)
+        return WrongKindError(message, field)
 
     def bundle_of(self, arm: str) -> AnyBundle:
         """Return the bundle of the first arm that may answer for this arm.
 
-        Raises RequestError 503 if none is loaded.
+        Raises UnavailableError if none is loaded.
         """
         held = self._held
         return held.arms[self._first_answering(held, arm)].bundle
@@ -186,7 +186,7 @@ class Router:
     def actor_bundle_of(self, arm: str, field: str = "experiment") -> Bundle:
         """Return the bundle of `bundle_of`, which must hold actor-critics.
 
-        Raises RequestError 422 naming the field if it holds language models, and as `bundle_of` does.
+        Raises WrongKindError naming the field if it holds language models, and as `bundle_of` does.
         """
         bundle = self.bundle_of(arm)
         if is_text(bundle):

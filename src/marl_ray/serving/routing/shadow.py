@@ -12,7 +12,8 @@ import numpy as np
 
 from marl_ray.errors import one_line
 from marl_ray.serving.arms.errors import ArmError, new_pass_number
-from marl_ray.serving.arms.protocol import Answer, RequestRejection, ResponseChunk, ScoringArm, TextArm, TextRequest
+from marl_ray.serving.arms.protocol import Answer, ResponseChunk, ScoringArm, TextArm, TextRequest
+from marl_ray.serving.errors import ServingError
 
 ActCall = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
@@ -167,11 +168,10 @@ async def _await_response(writer: TextArm, request: TextRequest) -> list[Respons
     try:
         chunks: list[ResponseChunk] = []
         while not chunks or chunks[-1].finish is None:
-            chunk = await reply.next()
-            if isinstance(chunk, RequestRejection):
-                raise ArmError(f"refused: {chunk.message}", new_pass_number())
-            chunks.append(chunk)
+            chunks.append(await reply.next())
         return chunks
+    except ServingError as error:
+        raise ArmError(f"refused: {error}", new_pass_number()) from None
     finally:
         reply.leave()
 

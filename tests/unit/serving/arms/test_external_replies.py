@@ -17,6 +17,7 @@ from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import external_model
 from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.errors import BusyError
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 
 
@@ -35,7 +36,7 @@ def arm_answer(replies: Replies, deadline_s: float = 5.0, price: object = PRICE)
         reply = arm.write(TextRequest("assistant", "hello", 1))
         try:
             pieces = [await reply.next()]
-            while getattr(pieces[-1], "finish", "refused") is None:
+            while pieces[-1].finish is None:
                 pieces.append(await reply.next())
         except Exception as error:
             return error
@@ -48,8 +49,8 @@ def arm_answer(replies: Replies, deadline_s: float = 5.0, price: object = PRICE)
 
 
 def test_what_the_other_side_may_answer():
-    [refusal] = arm_answer(Replies(429, b"slow down", ((b"retry-after", b"7"),)))
-    assert (refusal.status, refusal.retry_after_s) == (503, 7.0) and "429 slow down" in refusal.message
+    busy = arm_answer(Replies(429, b"slow down", ((b"retry-after", b"7"),)))
+    assert (type(busy), str(busy), busy.retry_after_s) == (BusyError, "the arm is busy: 429 slow down", 7.0)
     names = {
         "LostError": [Replies(502, b"bad gateway"), Replies(200, b"", hangs=True)],
         "ArmError": [

@@ -16,7 +16,7 @@ from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.errors import BusyError
 
 
 class Call:
@@ -85,9 +85,9 @@ def test_what_the_arms_own_code_raises_and_a_full_queue_are_no_lost_calls():
         asyncio.run(answer_of(send))
     assert not isinstance(caught.value, LostError) and len(sent) == 1
     send, sent = calls(BackPressureError(9, 8), "answer")
-    with pytest.raises(RequestError, match="the arm is busy") as refused:
+    with pytest.raises(BusyError, match="the arm is busy") as refused:
         asyncio.run(answer_of(send))
-    assert refused.value.status == 503 and refused.value.headers == ((b"retry-after", b"1"),) and len(sent) == 1
+    assert refused.value.retry_after_s == 1 and len(sent) == 1
 
 
 class Handle:
@@ -180,7 +180,7 @@ def with_arms(app: Gateway, body: Any) -> Any:
 
 
 def test_an_arm_that_is_busy_has_not_failed(tmp_path):
-    app = elsewhere(tmp_path, [RequestError(503, None, "the arm is busy", 1.0)] * 30, [], breaker={"failures": 2})
+    app = elsewhere(tmp_path, [BusyError("the arm is busy")] * 30, [], breaker={"failures": 2})
 
     async def body(client):
         return [await ask(client, f"s{k}") for k in range(40)], circuits(app), errors_of(app)

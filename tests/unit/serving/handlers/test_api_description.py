@@ -12,8 +12,8 @@ from toy_serving.gateways import serving
 from marl_ray.config import ExperimentConfig
 from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.api_description.operations import OPERATIONS as DESCRIBED
+from marl_ray.serving.handlers.route import Route
 from marl_ray.serving.handlers.routes import ROUTES
-from marl_ray.serving.http.route import Route
 
 DOCUMENT = json.loads(openapi(ROUTES, "", True))
 OPERATIONS = [

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from waiting import until_async
 
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables
+from marl_ray.serving.routing import arm_lookups
 from marl_ray.serving.routing.arm_lookups import ArmLookups
 
 WEIGHTS = st.fixed_dictionaries({arm: st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]) for arm in "abc"}).filter(
@@ -86,3 +87,23 @@ async def test_a_statement_that_hangs_stops_no_other():
     hung.set()
     await slow
     lookups.close()
+
+
+async def test_closing_does_not_wait_for_a_lookup_that_hangs(monkeypatch, caplog):
+    begun, gate = threading.Event(), threading.Event()
+
+    def read(keys):
+        begun.set()
+        assert gate.wait(60)
+        return {}
+
+    monkeypatch.setattr(arm_lookups, "CLOSE_S", 0.05)
+    lookups = ArmLookups(read, threads=1)
+    answer = asyncio.create_task(lookups.look_up("e", "s0"))
+    await until_async(begun.is_set, "the statement")
+    try:
+        await asyncio.wait_for(asyncio.to_thread(lookups.close), 30)
+    finally:
+        gate.set()
+    assert caplog.messages == ["a lookup of sessions' arms has not ended within 0.05 s"]
+    assert await asyncio.wait_for(answer, 60) is None

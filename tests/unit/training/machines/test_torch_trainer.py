@@ -64,9 +64,9 @@ def test_workers_that_die_while_they_start_are_started_five_times_and_each_time_
     def start() -> None:
         for callback in callbacks:
             if isinstance(callback, WorkerGroupCallback):
-                callback.before_worker_group_start(context)  # type: ignore[arg-type]
+                callback.before_worker_group_start(context)
             if isinstance(callback, ControllerCallback):
-                callback.after_controller_state_update(Fields(), failed)  # type: ignore[arg-type]
+                callback.after_controller_state_update(Fields(), failed)
 
     for _ in range(MAX_FAILED_STARTS):
         start()
@@ -76,7 +76,7 @@ def test_workers_that_die_while_they_start_are_started_five_times_and_each_time_
         start()
     for callback in callbacks:
         if isinstance(callback, WorkerGroupCallback):
-            callback.after_worker_group_start(Fields(get_workers=list))  # type: ignore[arg-type]  # ends the wait
+            callback.after_worker_group_start(Fields(get_workers=list))  # ends the wait
     lines = (tmp_path / "notes").read_text().splitlines()
     assert lines[:2] == [
         f"its workers could not be started ({number} of 5 times): WorkerGroupStartupFailedError: no room"

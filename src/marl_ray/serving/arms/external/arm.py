@@ -27,8 +27,8 @@ from marl_ray.serving.arms.external.chat_completions import (
 )
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
-from marl_ray.serving.http.messages import RETRY_AFTER_S
+from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
+from marl_ray.serving.errors import RETRY_AFTER_S, BusyError, InvalidRequestError
 
 BUSY_STATUSES = (429, 503)
 """Statuses of a server that has no room now; the client may ask again."""
@@ -139,13 +139,12 @@ class _ExternalReply:
 
     def __init__(self, arm: ExternalArm, request: TextRequest):
         self._arm = arm
-        self._refusal = _refuse_unsupported(request)
+        self._request = request
         self._stream_chunks = _stream_chunks(arm, request)
 
-    async def next(self) -> ResponseChunk | RequestRejection:
+    async def next(self) -> ResponseChunk:
         """See `Reply.next`; LostError after the deadline."""
-        if self._refusal is not None:
-            return self._refusal
+        _check_supported(self._request)
         deadline_s = self._arm.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
@@ -162,23 +161,22 @@ class _ExternalReply:
             self._arm.run_in_background(self._stream_chunks.aclose())
 
 
-def _refuse_unsupported(request: TextRequest) -> RequestRejection | None:
-    """Refuse what no OpenAI-compatible API can do; None if it can do all of the request."""
+def _check_supported(request: TextRequest) -> None:
+    """Raise InvalidRequestError if the request asks for what no OpenAI-compatible API can do."""
     if request.raw or (not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)):
-        return RequestRejection(400, "prompt", "the session's arm is an external model, which answers chats only")
+        raise InvalidRequestError("the session's arm is an external model, which answers chats only", "prompt")
     if request.changes.get("top_k"):
-        return RequestRejection(400, "top_k", "the session's arm is an external model, which has no top_k")
-    return None
+        raise InvalidRequestError("the session's arm is an external model, which has no top_k", "top_k")
 
 
-async def _stream_chunks(
-    arm: ExternalArm, request: TextRequest
-) -> AsyncGenerator[ResponseChunk | RequestRejection, None]:
-    """Yield the parts of a response as they come, or a refusal. Raises ArmError for what is no chat completion."""
+async def _stream_chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[ResponseChunk, None]:
+    """Yield the parts of a response as they come.
+
+    Raises ArmError for what is no chat completion, and the error of `_status_error` for a status other than 200.
+    """
     async with arm.client.stream("POST", "chat/completions", json=chat_request(arm.bundle.model, request)) as answer:
         if answer.status_code != 200:
-            yield _refuse_or_raise(arm, answer, await _read_beginning(answer))
-            return
+            raise _status_error(arm, answer, await _read_beginning(answer))
         finish: object = None
         usage: Mapping[str, object] = {}
         calls: dict[int, list[str]] = {}
@@ -231,15 +229,14 @@ async def _read_beginning(answer: httpx.Response) -> str:
     return body[:MAX_READ_BYTES].decode("utf-8", "replace")
 
 
-def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> RequestRejection:
-    """Return a refusal if the arm is busy.
+def _status_error(arm: ExternalArm, answer: httpx.Response, body: str) -> BusyError | ArmError:
+    """Return the error of an answer whose status is not 200.
 
-    Otherwise the arm has failed: raises LostError for a status that does not depend on the input, ArmError for others.
+    That is BusyError if the arm is busy. Otherwise the arm has failed: it is LostError for a status that does not depend
+    on the input, ArmError for others.
     """
     reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY_STATUSES:
         wait = answer.headers.get("retry-after", "")
-        return RequestRejection(
-            503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S
-        )
-    raise (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass_number())
+        return BusyError(f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
+    return (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass_number())

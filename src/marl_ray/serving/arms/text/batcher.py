@@ -17,19 +17,17 @@ from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.serving import served_engine
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES
-from marl_ray.serving.arms.errors import ArmError, new_pass_number
-from marl_ray.serving.arms.protocol import RequestRejection, TextRequest
-from marl_ray.serving.arms.text.reply import BatchedReply, busy_rejection, deliver
+from marl_ray.serving.arms.errors import ArmError, busy_error, new_pass_number
+from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.arms.text.reply import BatchedReply, deliver
 from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
-from marl_ray.serving.http.messages import RETRY_AFTER_S
+from marl_ray.serving.errors import UnavailableError
 
 MAX_WAITING = 256
-"""Maximum number of responses of one arm that wait for room in the batch; further ones are refused with 503."""
+"""Maximum number of responses of one arm that wait for room in the batch; further ones are refused."""
 CLOSE_S = 10.0
 """Seconds that closing waits for the current step."""
-CLOSED = RequestRejection(503, None, "this replica is closing the arm", RETRY_AFTER_S)
-"""The end of responses of a closed arm: a refusal, because a failure would count against the arm."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,19 +106,18 @@ class TextBatcher:
         for batch in self._batches.values():
             batch.close()
 
-    def join(self, reply: BatchedReply) -> RequestRejection | None:
+    def join(self, reply: BatchedReply) -> None:
         """See `ReplyQueue.join`."""
         with self._wake:
             if self._closing:  # since the request was assigned, while its prompt was encoded
-                return CLOSED
+                raise _closed_error()
             if len(self._waiting) >= MAX_WAITING:
-                return busy_rejection(f"{MAX_WAITING} responses wait already")
+                raise busy_error(f"{MAX_WAITING} responses wait already")
             self._waiting.append(reply)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="text-arm", daemon=True)
                 self._thread.start()
             self._wake.notify()
-        return None
 
     def leave(self, reply: BatchedReply) -> None:
         """See `ReplyQueue.leave`."""
@@ -171,4 +168,9 @@ class TextBatcher:
 
     def _reject_all(self, waiting: Sequence[BatchedReply]) -> None:
         rows = [reply for batch in self._batches.values() for reply in batch.rows.values()]
-        deliver([(reply, CLOSED) for reply in (*rows, *waiting)])
+        deliver([(reply, _closed_error()) for reply in (*rows, *waiting)])
+
+
+def _closed_error() -> UnavailableError:
+    """Return the end of a response of a closed arm: a refusal, because a failure would count against the arm."""
+    return UnavailableError("this replica is closing the arm")

@@ -7,14 +7,14 @@ from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from marl_ray.deadlines.shared_timer import Deadlines
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.bundles.loading import load_bundle
-from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
+from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.arms.handle_calls import answer_of, cached_handle
-from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
+from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
-from marl_ray.serving.http.deadlines import Deadlines
-from marl_ray.serving.http.messages import RETRY_AFTER_S
+from marl_ray.serving.errors import ServingError
 
 
 class TextHost:
@@ -33,16 +33,19 @@ class TextHost:
         assert isinstance(bundle, TokenBundle)
         self._batcher = TextBatcher(bundle, max_batch, deadline_s, engine)
 
-    async def write(self, request: TextRequest) -> AsyncIterator[ResponseChunk | RequestRejection | ArmError]:
-        """Yield all chunks, or the arm's failure as the last one. Cancelling the call gives the response up."""
+    async def write(self, request: TextRequest) -> AsyncIterator[ResponseChunk | ServingError | ArmError]:
+        """Yield all chunks, or as the last item the arm's refusal or failure.
+
+        Cancelling the call gives the response up.
+        """
         reply = self._batcher.write(request)
         try:
             while True:
                 chunk = await reply.next()
                 yield chunk
-                if isinstance(chunk, RequestRejection) or chunk.finish is not None:
+                if chunk.finish is not None:
                     return
-        except ArmError as error:  # raised, it would come out as one of Ray's
+        except (ArmError, ServingError) as error:  # raised, it would come out as one of Ray's
             yield error
         finally:
             reply.leave()
@@ -65,7 +68,7 @@ class RemoteTextArm:
         self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """See `ScoringArm.score`; its caller has a deadline. Raises RequestError 503 if the queue of the host is full."""
+        """See `ScoringArm.score`; its caller has a deadline. Raises BusyError if the queue of the host is full."""
         scoring = self._scoring()
         tokens, log_prob = await answer_of(lambda: scoring.remote(agent, list(prompt_ids), list(ids), text))
         return int(tokens), float(log_prob)
@@ -89,16 +92,16 @@ class _RemoteReply:
         self._chunks = send()
         self._may_repeat = True
 
-    async def next(self) -> ResponseChunk | RequestRejection:
+    async def next(self) -> ResponseChunk:
         """See `Reply.next`; LostError after the deadline."""
         try:
-            chunk: ResponseChunk | RequestRejection | ArmError = await self._deadlines.run(
+            chunk: ResponseChunk | ServingError | ArmError = await self._deadlines.run(
                 anext(self._chunks), self._deadline_s
             )
         except TimeoutError:
             raise LostError(f"no token within {self._deadline_s:g} s", new_pass_number()) from None
         except BackPressureError as error:
-            return RequestRejection(503, None, f"the arm is busy: {error}", RETRY_AFTER_S)
+            raise busy_error(str(error)) from None
         except RayTaskError as error:
             raise ArmError(repr(error), new_pass_number()) from None
         # An actor that died, a connection and Serve raise errors of many kinds, and each means that the call is lost.
@@ -109,7 +112,7 @@ class _RemoteReply:
             self._chunks = self._send()
             return await self.next()
         self._may_repeat = False
-        if isinstance(chunk, ArmError):
+        if isinstance(chunk, ArmError | ServingError):
             raise chunk
         return chunk
 

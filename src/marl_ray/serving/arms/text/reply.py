@@ -12,13 +12,13 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.prompting.prompts import PromptTooLongError
-from marl_ray.serving.arms.errors import ArmError, LostError
-from marl_ray.serving.arms.protocol import Reply, RequestRejection, ResponseChunk, ResponseStart, TextRequest
+from marl_ray.serving.arms.errors import ArmError, LostError, busy_error
+from marl_ray.serving.arms.protocol import Reply, ResponseChunk, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
-from marl_ray.serving.http.messages import RETRY_AFTER_S
+from marl_ray.serving.errors import InvalidRequestError, ServingError
 
-ReplyEvent = Token | ArmError | RequestRejection
+ReplyEvent = Token | ArmError | ServingError
 """The next token of a response, or its end without one."""
 
 
@@ -28,8 +28,11 @@ class ReplyQueue(Protocol):
     step_number: int
     """The number of the step that is under way, or was the last one."""
 
-    def join(self, reply: "BatchedReply") -> RequestRejection | None:
-        """Queue a response and return None; a refusal if too many wait already, or if the arm is closed."""
+    def join(self, reply: "BatchedReply") -> None:
+        """Queue a response.
+
+        Raises BusyError if too many wait already, and UnavailableError if the arm is closed.
+        """
 
     def leave(self, reply: "BatchedReply") -> None:
         """Take a response out, whether it waits or is being written."""
@@ -51,26 +54,24 @@ class BatchedReply(Reply):
         self.loop = asyncio.get_running_loop()
         self._arm, self._request, self._patience_s = arm, request, patience_s
         self._new_tokens: list[Token] = []
-        self._end: ArmError | RequestRejection | None = None
+        self._end: ArmError | ServingError | None = None
         self._arrived = asyncio.Event()
         self._queued = self._begun = self._finished = False
         self._detokenizer = Detokenizer(self.model.tokenizer)
 
     @override
-    async def next(self) -> ResponseChunk | RequestRejection:
-        if not self._queued and (refusal := await self._begin()) is not None:
-            return refusal
+    async def next(self) -> ResponseChunk:
+        if not self._queued:
+            await self._begin()
         step_before = self._arm.step_number
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._arrived.wait()
         except TimeoutError:
             if not self.has_turn and self._arm.step_number != step_before:
-                return busy_rejection(f"no room in the batch within {self._patience_s:g} s")
+                raise busy_error(f"no room in the batch within {self._patience_s:g} s") from None
             if not self._new_tokens:
                 raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
-        if isinstance(self._end, RequestRejection):
-            return self._end
         if self._end is not None:
             raise self._end
         tokens, self._new_tokens = self._new_tokens, []
@@ -102,8 +103,11 @@ class BatchedReply(Reply):
             self._finished = True
             self._arm.leave(self)
 
-    async def _begin(self) -> RequestRejection | None:
-        """Read the prompt and the settings, and queue the response. Returns the refusal, None if it is queued."""
+    async def _begin(self) -> None:
+        """Read the prompt and the settings, and queue the response.
+
+        Raises InvalidRequestError for a prompt or a setting that the model cannot take, and as `ReplyQueue.join` does.
+        """
         request, model = self._request, self.model
         try:
             # In a thread: a long prompt would hold up everybody.
@@ -114,20 +118,15 @@ class BatchedReply(Reply):
             if not ids:
                 raise FieldError("prompt", "expected at least one token")
         except FieldError as error:
-            return RequestRejection(
-                400,
-                error.field,
-                error.message,
-                code="context_length_exceeded" if isinstance(error, PromptTooLongError) else None,
-            )
+            code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+            raise InvalidRequestError(error.message, error.field, code=code) from None
         except MarlRayError as error:
-            return RequestRejection(400, "prompt", str(error))
+            raise InvalidRequestError(str(error), "prompt") from None
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
         if request.is_stop_hidden:
             self._detokenizer = Detokenizer(model.tokenizer, self.generation.stop)
-        refusal = self._arm.join(self)
-        self._queued = refusal is None
-        return refusal
+        self._arm.join(self)
+        self._queued = True
 
     def take(self, event: ReplyEvent) -> None:
         """Receive a token or an error from the arm's thread; runs on the event loop."""
@@ -138,11 +137,6 @@ class BatchedReply(Reply):
             if self._begun and event.finish is None and not self._request.streamed:
                 return
         self._arrived.set()
-
-
-def busy_rejection(message: str) -> RequestRejection:
-    """Return the refusal of a request that the arm has no room for."""
-    return RequestRejection(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
 
 
 def deliver(events: Sequence[tuple[BatchedReply, ReplyEvent]]) -> None:

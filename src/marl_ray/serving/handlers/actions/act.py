@@ -10,12 +10,14 @@ import orjson
 from marl_ray.errors import FieldError
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.actions.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
 from marl_ray.serving.handlers.actions.text_acts import check_texts
 from marl_ray.serving.handlers.texts.records import log_text
 from marl_ray.serving.handlers.texts.written_response import total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.messages import Request, RequestError, Response, known_fields, parse_object
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.logs.acts import ActLog, LoggedAct
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service
@@ -47,14 +49,15 @@ async def batch(service: Service, request: Request) -> Response:
     async def answer_or_error(part: Any) -> dict[str, Any]:
         try:
             return await answer_act(service, request, known_fields(part, ACT_FIELDS))
-        except RequestError as error:
-            return {"status": error.status, **orjson.loads(error.body())}
+        except ServingError as error:
+            refusal = as_request_error(error)
+            return {"status": refusal.status, **orjson.loads(refusal.body())}
 
     return Response(orjson.dumps({"answers": await asyncio.gather(*(answer_or_error(part) for part in parts))}))
 
 
 async def answer_act(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one request for actions. Raises RequestError if it is refused or no arm answers."""
+    """Answer one request for actions. Raises ServingError if it is refused or no arm answers."""
     start = time.perf_counter()
     routers = service.endpoints.acting_routers(data.get("experiment"))
     act_request = _parse(request, data)

@@ -52,7 +52,7 @@ class _ActorResult(NamedTuple):
 async def answer_by_text(service: Service, session_arm: SessionArm, arm: str, inputs: ActInputs) -> ArmActions:
     """Let the session's arm write every agent's text, or the control if the arm's circuit is open or it fails.
 
-    Raises RequestError if no arm answers or one refuses.
+    Raises ServingError if no arm answers or one refuses.
     """
     router = session_arm.router
 
@@ -87,7 +87,7 @@ def _text_parts(exchanges: Exchanges) -> dict[str, Any]:
 async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm: str, inputs: ActInputs) -> ArmActions:
     """Let the session's arm act, or the control if the arm's circuit is open or its pass fails.
 
-    A greedy act is looked up in the cache before an arm is asked. Raises RequestError if no arm answers or one refuses.
+    A greedy act is looked up in the cache before an arm is asked. Raises ServingError if no arm answers or one refuses.
     """
     router, cache = session_arm.router, service.cache if inputs.greedy else None
 

@@ -13,7 +13,7 @@ async def assign(service: Service, request: Request) -> Response:
     """Answer `POST /v1/assign`: the session's arm and its bundle, without a pass.
 
     Unless `expose` is false, this exposes the session to the arm, so that its outcome counts. Raises RequestError for a
-    wrong field, and if no arm answers.
+    wrong field, and ServingError if no arm is loaded.
     """
     service.admission.admit(request, "inference")
     data = await request.read_object(ASSIGN_FIELDS)

@@ -8,7 +8,7 @@ from typing import Any
 from marl_ray.errors import did_you_mean
 from marl_ray.serving.arms.protocol import Reply, ResponseChunk, TextRequest
 from marl_ray.serving.handlers.texts.arm_request import make_text_request
-from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response, next_chunk
+from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.routing.router import Router
@@ -23,7 +23,7 @@ async def act_by_text(
 ) -> Exchanges:
     """Let one arm write every agent's text, and return the requests with their responses.
 
-    Raises RequestError if the arm refuses one, and the arm's error if it fails.
+    Raises ServingError if the arm refuses one, and the arm's error if it fails.
     """
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
@@ -48,13 +48,13 @@ async def act_by_text(
 
 async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
     """Wait for a complete response, and return it and the moment of its first token by `time.perf_counter`."""
-    first_chunk: ResponseChunk | None = await next_chunk(reply)
+    first_chunk: ResponseChunk | None = await reply.next()
     first_at = time.perf_counter()
 
     async def first_or_next_chunk() -> ResponseChunk:
         nonlocal first_chunk
         chunk, first_chunk = first_chunk, None
-        return await next_chunk(reply) if chunk is None else chunk
+        return await reply.next() if chunk is None else chunk
 
     return await collect_response(first_or_next_chunk), first_at
 

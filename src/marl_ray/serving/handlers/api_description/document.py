@@ -15,7 +15,7 @@ from marl_ray.serving.handlers.api_description.operations import OPERATIONS, Ope
 from marl_ray.serving.handlers.api_description.requests import REASON, REQUESTS, SUCCEEDS
 from marl_ray.serving.handlers.open_inference.schemas import INFER_PARTS, InferError
 from marl_ray.serving.handlers.openai.schemas import OPENAI_PARTS
-from marl_ray.serving.http.route import Route
+from marl_ray.serving.handlers.route import Route
 
 _ERROR_DESCRIPTIONS = {
     400: "A field is unknown, missing or wrong.",

@@ -81,14 +81,14 @@ async def model_metadata(service: Service, request: Request) -> Response:
 
 
 def newest(service: Service, request: Request) -> Router:
-    """Return the newest experiment of the path's model. Raises RequestError 404 if there is none."""
+    """Return the newest experiment of the path's model. Raises UnknownExperimentError if there is none."""
     return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 
 def actor_critics(router: Router) -> Bundle:
     """Return the control's bundle.
 
-    Raises RequestError 422 if the model writes text, which other routes serve.
+    Raises WrongKindError if the model writes text, which other routes serve.
     """
     return router.actor_bundle_of(router.control, "model")
 

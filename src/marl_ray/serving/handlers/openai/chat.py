@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.openai.fields import (
     COMMON_FIELDS,
     IGNORED_FIELDS,
@@ -26,6 +27,7 @@ from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter, 
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.fields import boolean_field
 from marl_ray.serving.http.messages import Request, RequestError, Response, Stream, server_sent_event
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.service import Service
 
 CHAT_NEUTRAL_VALUES: dict[str, object] = NEUTRAL_VALUES | {
@@ -47,7 +49,7 @@ FORMATS = ("text", "json_object")
 
 
 async def chat_completions(service: Service, request: Request) -> Response | Stream:
-    """Answer `POST /v1/chat/completions`. Raises RequestError naming a wrong field, and if no arm answers."""
+    """Answer `POST /v1/chat/completions`. Raises RequestError naming a wrong field, ServingError if no arm answers."""
     service.admission.admit(request, "inference")
     data = await request.read_object(CHAT_FIELDS)
     messages, tools, has_log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")
@@ -149,8 +151,8 @@ class _Completion:
                 delta = {}
                 if chunk.finish is not None:
                     break
-        except RequestError as error:  # the status has already been sent
-            yield b"data: " + chat_error_body(error) + b"\n\n"
+        except ServingError as error:  # the status has already been sent
+            yield b"data: " + chat_error_body(as_request_error(error)) + b"\n\n"
             return
         if self._has_usage:
             yield server_sent_event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from marl_ray.json_types import JsonObject
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.openai.fields import (
     COMMON_FIELDS,
     NEUTRAL_VALUES,
@@ -24,6 +25,7 @@ from marl_ray.serving.handlers.texts.arm_request import make_text_request
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response
 from marl_ray.serving.http.messages import Request, RequestError, Response, Stream, server_sent_event
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.service import Service
 
 COMPLETION_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {"best_of": 1, "echo": False, "suffix": None}
@@ -141,8 +143,8 @@ class _Completions:
                     choice = {"index": index, "text": chunk.text, "finish_reason": finish, "logprobs": log_probs}
                     yield server_sent_event(self._chunk(writer, [choice], None))
                 prompt += chunk.prompt_tokens
-        except RequestError as error:  # the status has already been sent
-            yield b"data: " + error_body(error) + b"\n\n"
+        except ServingError as error:  # the status has already been sent
+            yield b"data: " + error_body(as_request_error(error)) + b"\n\n"
             return
         if self._has_usage:
             yield server_sent_event(self._chunk(writers[0], [], usage_of(prompt, completion)))

@@ -4,6 +4,7 @@ from typing import Any
 
 from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.errors import WrongKindError
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.routing.router import Router
@@ -11,12 +12,11 @@ from marl_ray.serving.service import Service
 
 
 def check_writes_text(router: Router) -> None:
-    """Raise RequestError 422 if the experiment's policies write no text."""
+    """Raise WrongKindError if the experiment's policies write no text."""
     if not router.is_text:
         family = router.bundle_of(router.control).manifest.family
-        raise RequestError(
-            422, "experiment", f"{router.config.name!r} serves {family} policies, expected token policies"
-        )
+        message = f"{router.config.name!r} serves {family} policies, expected token policies"
+        raise WrongKindError(message, "experiment")
 
 
 def make_text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_text, make_text_request
 from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter, respond_with_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.fields import attributes_of, boolean_field, cluster_of, session_id
 from marl_ray.serving.http.messages import Request, RequestError, Response, Stream, server_sent_event
+from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.http.text_settings import SETTINGS, settings_of
 from marl_ray.serving.service import Service
 
@@ -16,7 +18,7 @@ GENERATE_FIELDS = SETTINGS | {
 
 
 async def generate(service: Service, request: Request) -> Response | Stream:
-    """Answer `POST /generate`. Raises RequestError naming a wrong field, and if no arm answers."""
+    """Answer `POST /generate`. Raises RequestError naming a wrong field, ServingError if no arm answers."""
     service.admission.admit(request, "inference")
     data = await request.read_object(GENERATE_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
@@ -56,5 +58,5 @@ async def _stream_events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
                 yield server_sent_event(writer.head | part | {"finish_reason": chunk.finish})
                 return
             yield server_sent_event(part)
-    except RequestError as error:  # the status has already been sent
-        yield b"data: " + error.body() + b"\n\n"
+    except ServingError as error:  # the status has already been sent
+        yield b"data: " + as_request_error(error).body() + b"\n\n"

@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 
 from marl_ray.serving.arms.protocol import Reply, ResponseChunk, TextRequest
+from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.texts.records import log_text, shadow_text
 from marl_ray.serving.handlers.texts.written_response import (
     BROKEN_OFF_FINISH,
     WrittenResponse,
     collect_response,
     join_chunks,
-    next_chunk,
 )
 from marl_ray.serving.http.messages import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.logs.events import log_line
@@ -93,7 +93,7 @@ class TextResponseWriter:
         return tuple((name.encode(), header_text(value)) for name, value in values.items())
 
     async def begin(self) -> None:
-        """Wait for the first token. Raises RequestError if the request is refused, or if no arm answers."""
+        """Wait for the first token. Raises ServingError if the request is refused, or if no arm answers."""
         _, _, self._ticket = await self._attempts().first_answer(self._begin_with_arm, self._try_arm, None)
         self._is_under_way = True
         self._first_s = time.perf_counter() - self._start
@@ -104,7 +104,7 @@ class TextResponseWriter:
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
-            self._first_chunk = await next_chunk(self._reply)
+            self._first_chunk = await self._reply.next()
         except Exception:
             self._reply.leave()
             raise
@@ -118,18 +118,21 @@ class TextResponseWriter:
         """Let this arm begin a response, and drop it."""
         reply = self._session_arm.router.writer(arm).write(self._request)
         try:
-            await next_chunk(reply)
+            await reply.next()
         finally:
             reply.leave()
 
     async def next(self) -> ResponseChunk:
-        """Wait for the next chunk, until one has a `finish`. Raises RequestError if the arm fails. Call `begin` first."""
+        """Wait for the next chunk, until one has a `finish`; call `begin` first.
+
+        Raises RequestError 503 if the arm fails, and the arm's ServingError if it refuses to go on.
+        """
         chunk, self._first_chunk = self._first_chunk, None
         if chunk is None:
             assert self._reply is not None
             try:
-                chunk = await next_chunk(self._reply)
-            except RequestError:
+                chunk = await self._reply.next()
+            except ServingError:
                 raise
             except Exception as error:
                 self._reply.leave()

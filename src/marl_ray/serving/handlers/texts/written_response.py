@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.serving.arms.protocol import NamedToken, Reply, RequestRejection, ResponseChunk, ResponseStart
-from marl_ray.serving.http.messages import RequestError
+from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk, ResponseStart
 
 BROKEN_OFF_FINISH = "cut"
 """The finish of a response that broke off, because its client left or its arm failed; the act log stores this text."""
@@ -38,14 +37,6 @@ class WrittenResponse:
     def log_prob(self) -> float | None:
         """The text's log-probability; None if its arm computes none, as external arms do."""
         return sum(self.log_probs) if self.ids else None
-
-
-async def next_chunk(reply: Reply) -> ResponseChunk:
-    """Wait for the next chunk. Raises RequestError if the arm refuses the request, and its error if it fails."""
-    chunk = await reply.next()
-    if isinstance(chunk, RequestRejection):
-        raise RequestError(chunk.status, chunk.field, chunk.message, chunk.retry_after_s, chunk.code)
-    return chunk
 
 
 async def collect_response(next_chunk: Callable[[], Awaitable[ResponseChunk]]) -> WrittenResponse:

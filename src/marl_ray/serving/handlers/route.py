@@ -1,12 +1,12 @@
 """A route: an operation, and the function that answers it."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.serving.http.messages import Request, RequestError, Response, Stream
+from marl_ray.serving.service import Service
 
-Handler = Callable[[Any, Request], Awaitable[Response | Stream]]
-"""The first argument is the gateway's `Service`, which this package does not import."""
+Handler = Callable[[Service, Request], Awaitable[Response | Stream]]
 
 
 class Route(NamedTuple):

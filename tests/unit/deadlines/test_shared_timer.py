@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from marl_ray.serving.http.deadlines import Deadlines
+from marl_ray.deadlines.shared_timer import Deadlines
 
 
 async def test_work_in_time_is_returned_and_late_work_is_cancelled():
