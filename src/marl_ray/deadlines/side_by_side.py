@@ -60,7 +60,7 @@ def run_side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline
 def shut_down(executor: Executor, deadline_s: float) -> bool:
     """Cancel the calls of an executor that have not begun, and wait for the others.
 
-    Returns False if one of them has not ended after `deadline_s` seconds; `Executor.shutdown` would wait for ever.
+    Returns False if one of them has not ended after `deadline_s` seconds; an executor's `shutdown` would wait for ever.
     """
     try:
         run_side_by_side([partial(executor.shutdown, cancel_futures=True)], 1, deadline_s)

@@ -56,8 +56,8 @@ WORD = re.compile(r"\w+")
 SECTION = re.compile(r"^### (.+)$", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 ALONE = re.compile(r"`(--[a-z][a-z-]+)(?:[ =][^`]*)?`")
-OF_OTHERS = {"--build-arg", "--num-cpus", "--store"}
-"""Options of docker, of ray and of a benchmark's script that pages name alone."""
+OF_OTHERS = {"--build-arg", "--no-verify", "--num-cpus", "--store"}
+"""Options of docker, of git, of ray and of a benchmark's script that pages name alone."""
 CALL = re.compile(r"\bmarl-ray ((?:[a-z][a-z-]*)(?: [a-z][a-z-]*)*)(.*)")
 
 
