@@ -71,14 +71,20 @@ def _wait_for_nodes(nodes: int, processes: tuple["subprocess.Popen[bytes]", ...]
 
     end = time.monotonic() + START_S
     while (joined := sum(node["Alive"] for node in ray.nodes())) < nodes:
-        ended = next((number for number, process in enumerate(processes, 1) if process.poll() is not None), None)
-        if ended is not None or time.monotonic() > end:
-            lines = _log_path(folder, ended or len(processes)).read_text(errors="replace").strip().splitlines()
-            last = " ".join(lines[-1].split()) if lines else "nothing"
-            raise MarlRayError(
-                f"local cluster: {joined} of {nodes} nodes have joined in {START_S:g} s; the log ends: {last}"
-            )
+        for number, process in enumerate(processes, 1):
+            if (status := process.poll()) is not None:
+                failure = f"node {number} has ended with status {status}"
+                raise MarlRayError(f"local cluster: {failure}; its log ends: {_last_line(folder, number)}")
+        if time.monotonic() > end:
+            failure = f"{joined} of {nodes} nodes have joined in {START_S:g} s"
+            last_line = _last_line(folder, len(processes))
+            raise MarlRayError(f"local cluster: {failure}; the log of node {len(processes)} ends: {last_line}")
         time.sleep(POLL_S)
+
+
+def _last_line(folder: Path, number: int) -> str:
+    lines = _log_path(folder, number).read_text(errors="replace").strip().splitlines()
+    return " ".join(lines[-1].split()) if lines else "nothing"
 
 
 def _log_path(folder: Path, number: int) -> Path:

@@ -205,6 +205,8 @@ class Service:
                 self.follower.poll()
             except MarlRayError as error:
                 _log.error("experiment %s: arm %s is not rolled back: %s", name, arm, error)
+            except Exception:  # nobody reads the future
+                _log.exception("experiment %s: arm %s is not rolled back", name, arm)
 
         self._threads.submit(change)
 

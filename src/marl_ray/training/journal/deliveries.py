@@ -88,9 +88,10 @@ class Deliveries:
         """
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
-            if not delivery.opened_or_failed.wait(min(SAY_AFTER_S, wait_s)):
+            remaining_s = max(0.0, deadline - time.monotonic())
+            if not delivery.opened_or_failed.wait(min(SAY_AFTER_S, remaining_s)) and remaining_s > SAY_AFTER_S:
                 self.say(f"waiting for {delivery.name} to open, for {wait_s:g} s at most")
-            delivery.opened_or_failed.wait(max(0.0, deadline - time.monotonic()))
+                delivery.opened_or_failed.wait(max(0.0, deadline - time.monotonic()))
             if delivery.sink is None:
                 delivery.stopped.set()
                 self.deliveries.remove(delivery)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 
 import pytest
 from waiting import until_async
@@ -10,6 +11,9 @@ from marl_ray.serving.arms import call_batching
 from marl_ray.serving.arms.call_batching import CallBatcher
 from marl_ray.serving.arms.errors import LostError
 from marl_ray.serving.errors import BusyError
+
+DEADLINE_S = 600.0
+"""Seconds that no stall of the machine lasts."""
 
 
 class Callee:
@@ -22,6 +26,18 @@ class Callee:
         self.calls.append(list(batch))
         await self.open.wait()
         return [ValueError(f"{n} is odd") if n % 2 else 2 * n for n in batch]
+
+
+@pytest.fixture
+def pass_deadlines(monkeypatch) -> Callable[[], None]:
+    """Moves the clock of the event loop behind the deadlines of all that is under way."""
+
+    def move_clock() -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + DEADLINE_S + 1)
+
+    return move_clock
 
 
 async def test_what_comes_while_calls_are_under_way_goes_together():
@@ -60,9 +76,9 @@ async def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_
         assert results[0].pass_number == results[1].pass_number
 
 
-async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
+async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent(pass_deadlines):
     callee = Callee()
-    requests = CallBatcher(callee, replicas=1, deadline_s=0.3)
+    requests = CallBatcher(callee, replicas=1, deadline_s=DEADLINE_S)
     hangs = []
     for number, n in enumerate((0, 8), 1):
         hangs.append(asyncio.ensure_future(requests.ask(n)))
@@ -70,6 +86,8 @@ async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_se
     given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
     await asyncio.sleep(0)  # both have asked
     given_up.cancel()
+    await asyncio.sleep(0)
+    pass_deadlines()
     results = await asyncio.gather(*hangs, late, return_exceptions=True)
     assert [type(error) for error in results] == [LostError] * 3
     assert results[0].pass_number != results[1].pass_number
@@ -78,21 +96,26 @@ async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_se
     assert 2 not in [n for call in callee.calls for n in call]
 
 
-def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
-    async def slow(batch):
-        await asyncio.sleep(0.3)
+async def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure(monkeypatch, pass_deadlines):
+    monkeypatch.setattr(call_batching, "MAX_CALL_SIZE", 1)
+    first_may_end, never = asyncio.Event(), asyncio.Event()
+    called = []
+
+    async def call(batch):
+        called.extend(batch)
+        await (first_may_end if batch == [0] else never).wait()
         return batch
 
-    async def run(monkeypatch):
-        monkeypatch.setattr(call_batching, "MAX_CALL_SIZE", 1)
-        requests = CallBatcher(slow, replicas=1, deadline_s=1.0)
-        return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        results = asyncio.run(run(monkeypatch))
-    refused = [error for error in results if isinstance(error, BusyError)]
-    assert len(refused) >= 4
-    assert results[:4] == [0, 1, 2, 3]
+    requests = CallBatcher(call, replicas=1, deadline_s=DEADLINE_S)
+    answers = [asyncio.ensure_future(requests.ask(n)) for n in range(6)]
+    await until_async(lambda: called == [0, 1], "two calls under way")
+    first_may_end.set()
+    assert await answers[0] == 0
+    await until_async(lambda: called == [0, 1, 2], "the call that takes the place of the first")
+    pass_deadlines()
+    hung, refused = answers[1:3], answers[3:]
+    results = await asyncio.gather(*hung, *refused, return_exceptions=True)
+    assert [type(error) for error in results] == [LostError] * 2 + [BusyError] * 3
 
 
 async def test_no_call_is_made_in_the_name_of_one_client():

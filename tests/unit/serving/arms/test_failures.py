@@ -171,6 +171,21 @@ async def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
     assert set(before.values()) == {"one", "four"} and set(after.values()) == {"one"}
 
 
+async def test_a_rollback_that_fails_in_a_way_nobody_expected_is_logged(tmp_path, monkeypatch, caplog):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
+
+    def fail(*_, **__):
+        raise RuntimeError("a row of another version")
+
+    async with serving(config_of_arms(tmp_path, arms)) as (_, app):
+        monkeypatch.setattr(app.service.stores.experiments, "change", fail)
+        app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
+        await until_async(lambda: caplog.records, "a line about the rollback")
+    [record] = caplog.records
+    assert record.getMessage() == "experiment exp: arm four is not rolled back"
+    assert record.exc_info is not None and str(record.exc_info[1]) == "a row of another version"
+
+
 async def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
     again = arms | {"four": bundle(tmp_path, 4, False, run="another")}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from toy_serving.gateways import make_bundle
+from watched_lock import watch_lock
 
 from marl_ray.policies.actor_critic.stacked import Stack
 from marl_ray.policies.bundles.actor_critic import Bundle
@@ -18,6 +19,8 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 
 OBSERVATIONS = {"agent_0": np.array([0, 1, 2])}
 ACTIONS = {"one": 1, "two": 2, "three": 3}
+ROUNDS = 20
+"""Times that each thread joins and leaves, and times that the steady arm acts meanwhile; more are as good."""
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +77,19 @@ async def test_an_arm_that_leaves_keeps_the_bundle_that_another_arm_has_too(of_a
     assert shared == [3, 2]
 
 
-async def test_an_arm_that_joins_while_the_stack_is_made_shares_the_next_pass(of_actions, passes, shared, monkeypatch):
+async def test_an_arm_that_joins_while_the_stack_is_made_shares_the_next_pass(of_actions, shared, monkeypatch):
+    lock, threads = watch_lock(monkeypatch, actor_critic), []
+    passes = PassBatcher(64, np.random.default_rng(0))
     first, late, made = ArmBatcher(of_actions["one"], passes), [], actor_critic.Stack  # type: ignore[attr-defined]  # the test replaces it
 
     def join_meanwhile(bundles):
         monkeypatch.setattr(actor_critic, "Stack", made)
         thread = threading.Thread(target=lambda: late.append(ArmBatcher(of_actions["three"], passes)))
         thread.start()
-        thread.join(0.05)
         threads.append(thread)
+        lock.wait_for_waiter()
         return made(bundles)
 
-    threads = []
     monkeypatch.setattr(actor_critic, "Stack", join_meanwhile)
     second = ArmBatcher(of_actions["two"], passes)
     assert await actions_of(first, second) == [1, 2]
@@ -99,18 +103,23 @@ async def test_an_arm_that_joins_while_the_stack_is_made_shares_the_next_pass(of
 async def test_every_request_is_answered_by_its_own_arm_while_others_join_and_leave(of_actions, passes, shared):
     steady, stop, stayed = ArmBatcher(of_actions["one"], passes), threading.Event(), []
 
-    def join_and_leave(name: str) -> None:
+    rounds = [0, 0, 0]
+
+    def join_and_leave(number: int, name: str) -> None:
         while not stop.is_set():
             ArmBatcher(of_actions[name], passes).close()
+            rounds[number] += 1
         stayed.append(ArmBatcher(of_actions[name], passes))
 
-    threads = [threading.Thread(target=join_and_leave, args=(name,)) for name in ("two", "two", "three")]
+    threads = [threading.Thread(target=join_and_leave, args=thread) for thread in enumerate(("two", "two", "three"))]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 0.3
+    acts, end = 0, time.monotonic() + 60
     try:
-        while time.monotonic() < until:
+        while min(acts, *rounds) < ROUNDS:
             assert await actions_of(steady, steady) == [1, 1]
+            acts += 1
+            assert time.monotonic() < end, f"waited 60 s for {ROUNDS} acts and rounds of each thread: {acts}, {rounds}"
     finally:
         stop.set()
         for thread in threads:

@@ -12,6 +12,7 @@ from toy_serving.text_gateways import CHAT, events, make_text_bundle, post, rows
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import advance
 from marl_ray.policies.prompting.tool_template import HERMES, WrittenCall, call_guide, calls_in, encode_tool_chat
+from marl_ray.serving.handlers.openai import tool_calls
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 from marl_ray.serving.logs.act_reader import read_logged
 
@@ -112,6 +113,26 @@ def test_calls_are_found_however_the_text_comes(case, part_ends):
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == called
     assert [call["index"] for call in calls] == list(range(len(calls)))
     assert len({call["id"] for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("parts", "parses"),
+    [
+        (["word "] * 2_000, 2),  # the search for the block's end, and the block itself
+        (["</tool", "_call> "] * 200, 202),
+        (["</tool_call>"], 3),
+    ],
+    ids=["text", "marks in two parts", "one mark"],
+)
+def test_a_call_that_is_open_is_parsed_only_when_a_mark_may_close_it(parts, parses, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(tool_calls, "calls_in", lambda text: parsed.append(text) or calls_in(text))
+    reader = ToolCallReader({"x"}, True)
+    before, behind = '<tool_call>{"name": "x", "arguments": {"a": "', '"}}</tool_call>'
+    assert [reader.add(part, False) for part in (before, *parts)] == [("", [])] * (len(parts) + 1)
+    content, [call] = reader.add(behind, False)
+    assert (content, json.loads(call["function"]["arguments"])) == ("", {"a": "".join(parts)})
+    assert len(parsed) == parses
 
 
 def test_all_but_the_first_call_are_dropped_where_they_may_not_be_parallel():

@@ -5,13 +5,16 @@ import time
 from collections import UserDict
 
 from toy_serving.gateways import serving
+from watched_lock import watch_lock
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.arms.actor_critic import ArmBatcher
 from marl_ray.serving.loaded_arms import arm_holder
+from marl_ray.serving.routing import endpoints as endpoints_module
 
 
-async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(config):
+async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(config, monkeypatch):
+    lock = watch_lock(monkeypatch, endpoints_module)
     async with serving(config) as (_, app):
         app.service.follower.close()
         endpoints = app.service.endpoints
@@ -23,7 +26,7 @@ async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(c
         class Added(UserDict):
             def keys(self):
                 drop.start()
-                drop.join(0.05)  # it waits until these are added
+                lock.wait_for_waiter()  # it waits until these are added
                 return super().keys()
 
         endpoints.add_arms(router, Added(four=four))

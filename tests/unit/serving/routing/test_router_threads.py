@@ -5,6 +5,7 @@ from collections import UserDict
 
 import pytest
 from toy_serving.gateways import SEES, bearer, serving, write_keys
+from watched_lock import watch_lock
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable, PastTables
@@ -13,6 +14,7 @@ from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.errors import UnavailableError, WrongKindError
 from marl_ray.serving.handlers.texts.records import shadow_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
+from marl_ray.serving.routing import router as router_module
 from marl_ray.serving.routing.assignment import Assigner
 
 
@@ -48,7 +50,8 @@ async def test_a_session_is_drawn_by_the_table_that_agrees_with_its_past(gateway
         assert router.state.epoch == 2 and router.known_arm(unit, None) is None
 
 
-async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway):
+async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway, monkeypatch):
+    lock = watch_lock(monkeypatch, router_module)
     async with serving(gateway()) as (_, app):
         app.service.follower.close()
         endpoints, router = app.service.endpoints, app.service.endpoints.routers["exp"]
@@ -61,7 +64,7 @@ async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway):
             def __contains__(self, name):
                 if name == "four" and self.is_read_by_follow and not add.ident:
                     add.start()
-                    add.join(0.05)  # it waits until the state is followed
+                    lock.wait_for_waiter()  # it waits until the state is followed
                 return super().__contains__(name)
 
         arms = Lacking(one=control)

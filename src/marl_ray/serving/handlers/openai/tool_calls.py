@@ -14,14 +14,22 @@ class ToolCallReader:
     """Separates a model's text into text for the user and calls.
 
     Calls are `<tool_call>` blocks anywhere, or a whole response of JSON. Text that may become a call is held back until
-    it is one, or cannot become one.
+    it is one, or cannot become one. A block is parsed when a closing mark comes, and not with every part, because the
+    reader runs on the event loop and a part may be a single token.
     """
 
     def __init__(self, names: Collection[str], parallel: bool):
         """`names` are the tools' names; without `parallel` all calls but the first are dropped."""
         self._names, self._parallel = names, parallel
         self._held_back = self._held_blanks = ""
+        self._unread: list[str] = []
+        """Parts behind the text that is held back, none of which can end it."""
+        self._last_characters = ""
+        """The end of the text so far, in which a closing mark may have begun."""
         self._is_json: bool | None = None
+        self._is_block_open = False
+        """True if the text that is held back begins with a block, which later text closes."""
+        self._block_search = _BlockSearch()
         self.calls = 0
         """The number of calls so far."""
 
@@ -30,7 +38,13 @@ class ToolCallReader:
 
         The calls are in the form of OpenAI's API.
         """
-        self._held_back += text
+        text_with_seam = self._last_characters + text
+        self._last_characters = text_with_seam[1 - len(CLOSE_TAG) :]
+        self._unread.append(text)
+        if not is_last and (self._is_json or (self._is_block_open and CLOSE_TAG not in text_with_seam)):
+            return "", []
+        self._held_back = "".join([self._held_back, *self._unread])
+        self._unread = []
         if self._is_json is None and (self._held_back.strip() or is_last):
             self._is_json = self._held_back.lstrip()[:1] in ("{", "[")
         if not is_last and self._is_json is not False:
@@ -43,11 +57,16 @@ class ToolCallReader:
     def _read_blocks(self, is_last: bool) -> tuple[str, list[dict[str, object]]]:
         text, calls = "", list[JsonObject]()
         while (at := self._held_back.find(OPEN_TAG)) >= 0:
-            end, is_certain = _closing_index(self._held_back, at + len(OPEN_TAG))
-            if not is_certain and not is_last:
+            begin = at + len(OPEN_TAG)
+            end = self._block_search.closing_index(self._held_back, begin)
+            if end is None and not is_last:
                 break
-            block = self._held_back[at + len(OPEN_TAG) : end if end >= 0 else None]
-            behind = len(self._held_back) if end < 0 else end + len(CLOSE_TAG)
+            if end is None:
+                is_call = bool(calls_in(self._held_back[begin:]))
+                end = None if is_call else self._block_search.first_mark(begin)
+            self._block_search = _BlockSearch()
+            block = self._held_back[begin:end]
+            behind = len(self._held_back) if end is None else end + len(CLOSE_TAG)
             in_block = calls_in(block)
             if in_block:
                 text += self._held_back[:at].rstrip()
@@ -57,6 +76,7 @@ class ToolCallReader:
             else:
                 text += self._held_back[:behind]
             self._held_back = self._held_back[behind:]
+        self._is_block_open = at >= 0
         kept_length = 0 if is_last else _overlap(self._held_back, OPEN_TAG)
         if at >= 0:
             kept_length = len(self._held_back) - at
@@ -90,21 +110,33 @@ class ToolCallReader:
         return call_fields
 
 
-def _closing_index(text: str, begin: int) -> tuple[int, bool]:
-    """Return the index at which the block that begins here is closed, or -1.
+class _BlockSearch:
+    """The search for the end of one block, whose text grows.
 
-    Also returns whether later text cannot change that index, because a JSON string in the arguments may contain
-    the closing mark.
+    A JSON string in the arguments may contain the closing mark. Each mark is looked at once. Positions are kept
+    relative to the block's begin, because the text before the block is dropped meanwhile.
     """
-    first = end = text.find(CLOSE_TAG, begin)
-    while end >= 0:
-        block = text[begin:end].strip()
-        if calls_in(block):
-            return end, True
-        if not block.startswith(("{", "[")) or _ESCAPED.sub("", block).count('"') % 2 == 0:
-            return first, True  # no later text can make it a call
-        end = text.find(CLOSE_TAG, end + len(CLOSE_TAG))
-    return -1 if calls_in(text[begin:]) else first, False
+
+    def __init__(self) -> None:
+        self._first_mark: int | None = None
+        self._searched = 0
+
+    def closing_index(self, text: str, begin: int) -> int | None:
+        """Return the index at which the block that begins here is closed; None if later text decides that."""
+        while (end := text.find(CLOSE_TAG, begin + self._searched)) >= 0:
+            self._searched = end + len(CLOSE_TAG) - begin
+            if self._first_mark is None:
+                self._first_mark = end - begin
+            block = text[begin:end].strip()
+            if calls_in(block):
+                return end
+            if not block.startswith(("{", "[")) or _ESCAPED.sub("", block).count('"') % 2 == 0:
+                return begin + self._first_mark  # no later text can make it a call
+        return None
+
+    def first_mark(self, begin: int) -> int | None:
+        """Return the index of the first closing mark that `closing_index` has met, None without one."""
+        return None if self._first_mark is None else begin + self._first_mark
 
 
 def _overlap(text: str, start: str) -> int:
