@@ -88,10 +88,10 @@ class MiniWob(BrowserEnv):
         all_pages = pages()
         page_names = all_pages if tasks is None else list(tasks)
         unknown = [name for name in page_names if name not in all_pages]
-        if unknown or not page_names:
-            raise ValueError(
-                f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), all_pages)}"
-            )
+        if not page_names:
+            raise ValueError("tasks: expected at least one page, got none")
+        if unknown:
+            raise ValueError(f"tasks: {unknown[0]!r} is no page{did_you_mean(str(unknown[0]), all_pages)}")
         train, test = (
             tuple(_make_tasks(page_names, range(held_out, held_out + variants))),
             tuple(_make_tasks(page_names, range(held_out))),
