@@ -178,7 +178,7 @@ ENGINE = ExtensionPoint(
         "vllm": "marl_ray.policies.engines.vllm.engine:VllmEngine",
     },
 )
-"""A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""
+"""A class derived from `marl_ray.policies.engines.base.Engine` that is made from a `TokenPolicy`."""
 POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
 """Every kind of extension."""
 
