@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -177,7 +178,7 @@ ENGINE = ExtensionPoint(
         "vllm": "marl_ray.policies.engines.vllm.engine:VllmEngine",
     },
 )
-"""A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""
+"""A class derived from `marl_ray.policies.engines.base.Engine` that is made from a `TokenPolicy`."""
 POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
 """Every kind of extension."""
 
@@ -285,7 +286,14 @@ def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, o
 
 
 def check_options(name: str, function: Callable[..., object], options: Mapping[str, object], *reserved: str) -> None:
-    """Raise MarlRayError for an option that is no parameter of the function, or one that is reserved for the caller."""
+    """Raise MarlRayError for an option that is no parameter of the function, or one that is reserved for the caller.
+
+    Raises it too for a true or a false in place of a number.
+    """
+    try:
+        refuse_bools(function, options)
+    except ValueError as error:
+        raise MarlRayError(f"{name} rejected {dict(options)} ({error})") from error
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -294,6 +302,27 @@ def check_options(name: str, function: Callable[..., object], options: Mapping[s
         if option not in accepted:
             expected = did_you_mean(str(option), accepted) if accepted else "; it has no options"
             raise MarlRayError(f"{name} has no option {str(option)!r}{expected}")
+
+
+def refuse_bools(function: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Raise ValueError naming an option that is a true or a false where the function's annotation is a number.
+
+    Without this `workers: yes` of a config means one worker, because a bool is an int of Python. A list of numbers has no
+    bool in it either. A function whose parameters cannot be read takes every option.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
+        return
+    for name, parameter in parameters.items():
+        value = options.get(name)
+        types = set(re.findall(r"\w+", inspect.formatannotation(parameter.annotation)))
+        if types.isdisjoint({"int", "float"}) or "bool" in types:
+            continue
+        if isinstance(value, bool):
+            raise ValueError(f"{name}={value}, expected a number")
+        if isinstance(value, list | tuple) and any(isinstance(part, bool) for part in value):
+            raise ValueError(f"{name}={value}, expected no true or false in it")
 
 
 @cache

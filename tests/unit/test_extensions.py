@@ -1,9 +1,11 @@
 """Built-ins, entry points of installed packages and `package.module:NAME` come through one door."""
 
 import importlib
+import inspect
 import pickle
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,41 @@ def test_a_name_that_two_packages_claim_is_refused_with_both(installed):
 def test_every_built_in_is_where_its_extension_point_says(point):
     for name in point.builtins:
         assert callable(point.load(name)) or point in (ALGORITHM, BENCHMARK)
+
+
+def add(count: int | None, share: float, is_kept: bool, either: int | bool, sizes: Sequence[int], text: str) -> None:
+    """A part with an option of each type."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"count": True}, "count=True, expected a number"),
+        ({"share": False}, "share=False, expected a number"),
+        ({"sizes": [2, True]}, "sizes=[2, True], expected no true or false in it"),
+    ],
+)
+def test_an_option_that_is_a_number_takes_no_bool(options, words):
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        extensions.refuse_bools(add, options)
+    with pytest.raises(MarlRayError) as refused:
+        extensions.check_options("add", add, options)
+    assert str(refused.value) == f"add rejected {options} ({words})"
+
+
+def test_an_option_that_is_no_number_takes_a_bool():
+    extensions.refuse_bools(add, {"is_kept": True, "either": False, "text": True, "count": 1, "sizes": [1, 2]})
+    extensions.refuse_bools(dict, {"count": True})  # it has no signature
+
+
+@pytest.mark.parametrize("point", [ENVIRONMENT, extensions.REWARD, extensions.TOOL], ids=lambda point: point.kind)
+def test_no_number_of_a_built_in_part_takes_a_bool(point):
+    for name in point.builtins:
+        part = point.load(name)
+        for option, parameter in inspect.signature(part).parameters.items():
+            if type(parameter.default) in (int, float):
+                with pytest.raises(ValueError, match=f"^{option}=True, expected a number$"):
+                    extensions.refuse_bools(part, {option: True})
 
 
 PARTS = """

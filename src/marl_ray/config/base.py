@@ -74,7 +74,10 @@ def _refuse_bools(schema: object) -> object:
         return schema
     if schema.get("type") == "function-before" and schema["function"]["function"] in _CHECK_BY_TYPE.values():
         return schema  # a number of a config within this one
-    if check := _CHECK_BY_TYPE.get(str(schema.get("type"))):
+    kind = schema.get("type")
+    if kind == "literal" and all(type(choice) is int for choice in schema["expected"]):
+        kind = "int"
+    if check := _CHECK_BY_TYPE.get(str(kind)):
         return core_schema.no_info_before_validator_function(check, cast("core_schema.CoreSchema", schema))
     return {key: value if key in _DATA_KEYS else _refuse_bools(value) for key, value in schema.items()}
 

@@ -39,6 +39,8 @@ HOSTILE = {
             "hyper: {epochs: 1.5}": "hyper.epochs: expected a whole number, got 1.5",
             "hyper: {adam_betas: [1]}": "hyper.adam_betas",
             "hyper: {adam_betas: [0.9, on]}": "hyper.adam_betas.1: expected a number, got True",
+            "hyper: {std_ddof: yes}": "hyper.std_ddof: expected a whole number, got True",
+            "hyper: {std_ddof: 2}": "hyper.std_ddof: expected 0 or 1, got 2",
             "hyper: {optimizer: adm}": "hyper.optimizer: expected 'adamw' or 'sgd', got 'adm'; did you mean adamw",
             "train: {overlap: maybe}": "train.overlap: expected true or false, got 'maybe'",
             "train: {total_steps: yes}": "train.total_steps: expected a whole number, got True",

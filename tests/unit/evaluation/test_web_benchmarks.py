@@ -34,6 +34,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"env": {"size": [9, 9]}}, "^env.size: miniwob has no such argument; "),
     ({"env": {"max_steps": 0}}, "^env: miniwob rejected .* .max_steps=0, expected more than 0"),
     ({"env": {"tasks": ["click-tset"]}}, "env: miniwob rejected .* 'click-tset' is no page; did you mean click-test"),
+    ({"env": {"tasks": ["use"]}}, "'use' is no page; did you mean use-autocomplete or use-autocomplete-nodelay or"),
+    ({"env": {"tasks": []}}, "tasks: expected at least one page, got none"),
     ({"env": {"cost": ["calls"]}}, "env: cost is set by the evaluation"),
     ({"env": {"held_out": 0}}, "split: test has no tasks"),
     ({"benchmark": "webarena", "env": {"data": "nowhere.json", "sites": {"gitlab": "http://g.test"}}}, "nowhere.json"),

@@ -37,6 +37,7 @@ from marl_ray.envs.gridworld.moves import (
     price_action,
 )
 from marl_ray.errors import MarlRayError
+from marl_ray.extensions import refuse_bools
 
 # isort: split
 # After `moves`, which keeps the package quiet.
@@ -242,6 +243,8 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """`kwargs` go to the package's environment: `agents` (how many, default 1), `max_steps`, `render_mode`, ..."""
         package_class, defaults = CONFIGURATIONS[env_id]
         _check_kwargs(kwargs)
+        for package_function in (package_class, MultiGridEnv):
+            refuse_bools(package_function, kwargs)
         self.world: Any = type(package_class.__name__, (package_class, World), {})(**(defaults | kwargs))
         cost = cost or CostConfig()
         self.prices = Prices(float(cost.collision), float(cost.action))

@@ -15,6 +15,7 @@ from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.options import BrowserOptions
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
+from marl_ray.extensions import refuse_bools
 
 WIDTH, HEIGHT = 500, 320
 """The viewport in pixels: a task is 160 by 210, and lists and dialogs stand out of it."""
@@ -81,15 +82,16 @@ class MiniWob(BrowserEnv):
         **browser: Any,
     ):
         options = BrowserOptions(**(DEFAULTS | browser))
+        refuse_bools(MiniWob, {"variants": variants, "held_out": held_out})
         if variants < 1 or held_out < 0:
             raise ValueError(f"variants={variants}, held_out={held_out}; expected at least 1 and 0")
         all_pages = pages()
         page_names = all_pages if tasks is None else list(tasks)
         unknown = [name for name in page_names if name not in all_pages]
-        if unknown or not page_names:
-            raise ValueError(
-                f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), all_pages)}"
-            )
+        if not page_names:
+            raise ValueError("tasks: expected at least one page, got none")
+        if unknown:
+            raise ValueError(f"tasks: {unknown[0]!r} is no page{did_you_mean(str(unknown[0]), all_pages)}")
         train, test = (
             tuple(_make_tasks(page_names, range(held_out, held_out + variants))),
             tuple(_make_tasks(page_names, range(held_out))),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from marl_ray.extensions import refuse_bools
 from marl_ray.rewards.protocol import ChosenReward
 
 
@@ -41,6 +42,7 @@ class BrowserOptions:
     """A name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}."""
 
     def __post_init__(self) -> None:
+        refuse_bools(BrowserOptions, vars(self))
         limits = {
             "max_steps": self.max_steps,
             "step_s": self.step_s,

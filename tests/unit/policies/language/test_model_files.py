@@ -22,6 +22,7 @@ from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.model_files import check_files, empty_model
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy
+from marl_ray.policies.language.sharding.hugging_face import write_model
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import build_token_policy
@@ -294,3 +295,20 @@ def test_files_whose_weights_transformers_renames_are_of_their_model(tmp_path):
     with torch.device("meta"):
         lm = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     check_files(str(tmp_path), lm)
+
+
+W, B = ("w", torch.zeros(2)), ("b", torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([W], "expected b torch.float32 [1], got none"),
+        ([B, W], "expected w torch.float32 [2], got b torch.float32 [1]"),
+        ([("w", torch.zeros(3)), B], "expected w torch.float32 [2], got w torch.float32 [3]"),
+        ([W, B, W], "there are more than were expected"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_model_are_not_written(weights, words, tmp_path):
+    with pytest.raises(ValueError, match=f"^weights: {re.escape(words)}$"):
+        write_model(tmp_path / "m", tiny().lm, dict([W, B]), iter(weights))

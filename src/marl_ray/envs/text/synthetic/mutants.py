@@ -39,7 +39,7 @@ def mutants(code: str) -> list[Mutant]:
     Code that is not Python has no mutants.
     """
     starts = [0]
-    for line in code.splitlines(keepends=True):
+    for line in io.StringIO(code):  # splitlines would end a line at \f and \u2028 too, where tokenize does not
         starts.append(starts[-1] + len(line))
     result = []
     try:

@@ -31,7 +31,7 @@ def write_model(
     """Write `lm`, whose own weights may be on the meta device, to a new folder.
 
     `weights` arrive one by one, by the names and in the order, shapes and types of `shapes`, in which tied ones stand
-    once. Raises ValueError for a weight that is another one, and for more weights than `shapes` names.
+    once. Raises ValueError for a weight that is another one, and for fewer or more weights than `shapes` names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.dtype, lm.config.architectures = str(lm.dtype).removeprefix("torch."), [type(lm).__name__]
@@ -72,7 +72,13 @@ def _write_file(path: Path, part: Mapping[str, Tensor], arriving: Iterator[tuple
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, expected in part.items():
-            arrived, tensor = next(arriving)
-            if (arrived, tensor.shape, tensor.dtype) != (name, expected.shape, expected.dtype):
-                raise ValueError(f"weights: expected {name} {expected.dtype} {list(expected.shape)}, got {arrived}")
+            arrived, tensor = next(arriving, ("", None))
+            description, got = _describe(name, expected), "none" if tensor is None else _describe(arrived, tensor)
+            if tensor is None or got != description:
+                raise ValueError(f"weights: expected {description}, got {got}")
             file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def _describe(name: str, tensor: Tensor) -> str:
+    """Return the name, the number type and the shape of a weight."""
+    return f"{name} {tensor.dtype} {list(tensor.shape)}"

@@ -74,6 +74,12 @@ def test_mutants_change_one_token():
     assert mutants("def f(:\n  '''") == []
 
 
+@pytest.mark.parametrize("first", ['x = "a\x0cb"', "# a\u2028b", "# a\x1cb\x85c", "\x0c", "# a\r\nz = x"])
+def test_only_line_ends_of_python_end_a_line_of_a_mutant(first):
+    mutated = [code for code, wrong, _ in mutants(f"{first}\ny = 1\n") if wrong == "2"]
+    assert mutated == [f"{first}\ny = 2\n"]
+
+
 @given(st.text(max_size=30))
 @settings(max_examples=50)
 def test_any_prompt_is_on_one_side_and_larger_shares_contain_smaller(prompt):
