@@ -37,9 +37,10 @@ class RecentEpisodes:
         return released
 
     def state(self) -> JsonObject:
-        """Return plain data for a checkpoint.
+        """Return plain data for a checkpoint, in the form that `saved` takes.
 
-        Episodes are tuples, which JSON writes as lists: the training waits for this.
+        JSON writes the episodes, which are tuples, as lists. They are not converted here, because the training waits
+        until this returns.
         """
         return {"window": list(self.episodes), "held_back": list(self.held_back)}
 
