@@ -29,7 +29,7 @@ from marl_ray.cli.training.train import demo, train
 from marl_ray.cluster.waits import INTERRUPTED_STATUS
 from marl_ray.errors import MarlRayError
 
-USAGE_ERROR: Any = typer.BadParameter.__base__
+UsageError: Any = typer.BadParameter.__base__
 """Typer's error of a wrong word of the command line, which it does not export."""
 BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The types of files that keep what is written to them for a while."""
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(1) from None
-    except USAGE_ERROR as error:
+    except UsageError as error:
         print(*_usage_line_parts(error, words), sep="", end="", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
