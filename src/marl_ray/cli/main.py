@@ -115,10 +115,7 @@ def _usage_line_parts(error: Any, words: Sequence[str]) -> Iterator[str]:
 
 
 def _value_message(error: Any) -> str:
-    """Return what was expected instead of a value, as errors of a config say it.
-
-    The text is empty for all other errors.
-    """
+    """Return what was expected instead of a value, as errors of a config say it; "" for all other errors."""
     from pydantic import ValidationError
 
     from marl_ray.config.mistakes.wording import message_of
