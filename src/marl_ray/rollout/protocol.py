@@ -1,7 +1,7 @@
 """The interface through which a run collects batches, and the settings of its collectors.
 
-For the two families of policies, `rollout.actor_critic.collector.Collector` and `rollout.text.collector.TextCollector`
-have it.
+For the two families of policies, `rollout.actor_critic.collector.ActorCriticCollector` and
+`rollout.text.collector.TextCollector` have it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     """Environment steps that were played for the batch."""
 
 
-class Collector:
+class ActorCriticCollector:
     """Plays this worker's copies of an environment, batch by batch."""
 
     def __init__(

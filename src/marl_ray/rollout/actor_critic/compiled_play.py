@@ -26,7 +26,7 @@ from marl_ray.rollout.actor_critic.compiled_loop import PolicyArrays, WorldArray
 
 
 class CompiledPlay:
-    """The compiled steps of one batch. Writes what the steps of `Collector` write."""
+    """The compiled steps of one batch. Writes what the steps of `ActorCriticCollector` write."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Batch, Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector, Batch
 from marl_ray.rollout.group_scores import GroupSums
 
 BEHAVIOUR_KEY = "behaviour"
@@ -32,7 +32,7 @@ class OverlappedCollector:
     recorded log-probabilities are those of the latter.
     """
 
-    def __init__(self, collector: Collector, is_last: Callable[[], bool], state: JsonMapping | None = None):
+    def __init__(self, collector: ActorCriticCollector, is_last: Callable[[], bool], state: JsonMapping | None = None):
         """Play by `collector`, which was made of `state`.
 
         Where `is_last()` is True when a batch is handed out, none is played after it.
