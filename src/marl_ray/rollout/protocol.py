@@ -75,7 +75,7 @@ class BatchEpisode(Protocol):
 
 
 class CollectedBatch(Protocol):
-    """A gathered batch; `Batch` and `TextBatch` explain the fields."""
+    """A gathered batch; `ActorCriticBatch` and `TextBatch` explain the fields."""
 
     @property
     def trajectories(self) -> dict[str, Trajectories]:

@@ -18,7 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import ActorCriticCollector, Batch
+from marl_ray.rollout.actor_critic.collector import ActorCriticBatch, ActorCriticCollector
 from marl_ray.rollout.actor_critic.compiled_play import has_compiled_loop
 from marl_ray.rollout.protocol import CollectPlan
 
@@ -112,7 +112,7 @@ def players(team: str) -> dict[str, Player]:
     return made
 
 
-def assert_equal(batch: Batch, reference: Batch) -> None:
+def assert_equal(batch: ActorCriticBatch, reference: ActorCriticBatch) -> None:
     assert (batch.episodes, batch.steps) == (reference.episodes, reference.steps)
     for name, expected in reference.trajectories.items():
         for field, value in vars(expected).items():

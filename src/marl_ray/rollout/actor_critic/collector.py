@@ -44,7 +44,7 @@ class Episode(NamedTuple):
     """The numbers that the environment has reported of the episode, averaged over it."""
 
 
-class Batch(NamedTuple):
+class ActorCriticBatch(NamedTuple):
     """The gathered batch."""
 
     trajectories: dict[str, Trajectories]
@@ -141,7 +141,7 @@ class ActorCriticCollector:
         """Close the environment copies."""
         self.envs.close()
 
-    def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
+    def collect(self, players: Mapping[str, Player], iteration: int) -> ActorCriticBatch:
         """Play one batch of every policy."""
         buffers = {
             name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
@@ -156,7 +156,7 @@ class ActorCriticCollector:
         else:
             episodes, steps = self._play(players, played, iteration, restart=True)
             self.history.drop_ended()
-        return Batch({name: played.trajectories(name, players) for name in players}, episodes, steps)
+        return ActorCriticBatch({name: played.trajectories(name, players) for name in players}, episodes, steps)
 
     def _whole_episodes(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int
