@@ -42,7 +42,7 @@ class CollectPlan:
 class BatchEpisode(Protocol):
     """The fields of a finished episode that do not depend on the family.
 
-    `Episode` and `TextEpisode` explain them.
+    `ActorCriticEpisode` and `TextEpisode` explain them.
     """
 
     @property

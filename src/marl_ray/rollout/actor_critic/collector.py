@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay
 
 
-class Episode(NamedTuple):
+class ActorCriticEpisode(NamedTuple):
     """A finished episode."""
 
     step: int
@@ -49,7 +49,7 @@ class ActorCriticBatch(NamedTuple):
 
     trajectories: dict[str, Trajectories]
     """Policy -> its rows."""
-    episodes: list[Episode]
+    episodes: list[ActorCriticEpisode]
     steps: int
     """Environment steps that were played for the batch."""
 
@@ -160,12 +160,12 @@ class ActorCriticCollector:
 
     def _whole_episodes(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int
-    ) -> tuple[list[Episode], int]:
+    ) -> tuple[list[ActorCriticEpisode], int]:
         """Play one episode per copy.
 
         Groups whose members all score the same are played again from other starts, at most `refills` times.
         """
-        episodes: list[Episode] = []
+        episodes: list[ActorCriticEpisode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
         self.group_sums = dict.fromkeys(played.buffers, GroupSums())
         for attempt in range(self.plan.refills + 1):
@@ -210,7 +210,7 @@ class ActorCriticCollector:
 
     def _play(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int, restart: bool, attempt: int = 0
-    ) -> tuple[list[Episode], int]:
+    ) -> tuple[list[ActorCriticEpisode], int]:
         """Play the copies that are not over; with `restart` ended ones begin their next episode.
 
         Returns the episodes that ended, and the number of environment steps that were played.
@@ -220,7 +220,7 @@ class ActorCriticCollector:
         numbers = action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
         noise = torch.from_numpy(numbers).split(widths, -1)
         compiled = self._make_compiled_play(players, played, noise, truncate_last=not restart)
-        episodes: list[Episode] = []
+        episodes: list[ActorCriticEpisode] = []
         t, steps_before = 0, int(self.lengths.sum())
         envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
         while t < self.plan.steps and envs.alive.any():
@@ -304,11 +304,13 @@ class ActorCriticCollector:
         envs.observe([buffer.rows[t + 1] for buffer in buffers.values()], np.flatnonzero(playing).tolist())
         return [actions], playing, truncated
 
-    def _finish_episode(self, t: int, c: int) -> Episode:
+    def _finish_episode(self, t: int, c: int) -> ActorCriticEpisode:
         costs = tuple(self.costs[c].tolist())
         decisions = dict(zip(self.columns, self.decisions[c].tolist(), strict=True))
         counts = int(self.lengths[c]), int(self.starts[c])
-        return Episode(t, self.numbers[c], float(self.returns[c]), costs, *counts, decisions, self.envs.metrics(c))
+        return ActorCriticEpisode(
+            t, self.numbers[c], float(self.returns[c]), costs, *counts, decisions, self.envs.metrics(c)
+        )
 
     def _reset(self, c: int, seed: int) -> None:
         self.returns[c] = 0.0

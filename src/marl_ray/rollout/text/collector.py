@@ -39,7 +39,7 @@ TRANSCRIPT_ORDER = (1 << ORDER_BITS) - 2
 
 
 class TextBatch(NamedTuple):
-    """The gathered batch; the first three fields are those of `ActorCriticBatch` of actor-critics."""
+    """The gathered batch; the first three fields are those of `ActorCriticBatch`."""
 
     trajectories: dict[str, Trajectories]
     """Policy -> its rows, one per response."""

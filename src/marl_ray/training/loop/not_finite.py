@@ -25,7 +25,7 @@ class NotFinitePlace(NamedTuple):
     begun: int
     """Number of the episode that this copy began the batch with."""
     start: int
-    """Step at which the episode began; see `Episode.start`."""
+    """Step at which the episode began; see `ActorCriticEpisode.start`."""
 
 
 def describe_not_finite(
