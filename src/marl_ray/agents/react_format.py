@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from marl_ray.agents.calls import CallFailure, ParsedCall
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
-from marl_ray.agents.tools import Tool, cut_middle
+from marl_ray.agents.tools import Tool, truncate_middle
 from marl_ray.errors import one_line
 from marl_ray.json_types import JsonObject
 
@@ -57,27 +57,27 @@ def make_call(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, lim
     """
     if call.failure == "no_call":
         return CallResult(
-            cut_middle(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.failure
+            truncate_middle(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.failure
         )
     if call.failure == "bad_json" and not call.tool:
-        return CallResult(cut_middle(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.failure)
+        return CallResult(
+            truncate_middle(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.failure
+        )
     tool = find_tool(tools, call.tool)
     if tool is None:
-        names = ", ".join(tools)
-        return CallResult(
-            cut_middle(f"No tool {cut_middle(call.tool, _MAX_NAME_LENGTH)!r}. Tools: {names}.", limit), "unknown_tool"
-        )
+        name, names = truncate_middle(call.tool, _MAX_NAME_LENGTH), ", ".join(tools)
+        return CallResult(truncate_middle(f"No tool {name!r}. Tools: {names}.", limit), "unknown_tool")
     expected = f"Expected {write_signature(tool)}."
     arguments = _as_only_argument(tool, call.code) if call.arguments is None else call.arguments
     if arguments is None:
-        return CallResult(cut_middle(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
+        return CallResult(truncate_middle(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
     failure: CallFailure = ""
     began = time.monotonic()
     try:
         text = tool.call(arguments, began + timeout_s)
     except ToolArgumentsError as error:
-        return CallResult(cut_middle(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
+        return CallResult(truncate_middle(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
     except ToolTimeoutError:
         text, failure = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
     except ToolError as error:
@@ -86,7 +86,7 @@ def make_call(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, lim
         text, failure = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
     ends = tool.ends and not failure
     return CallResult(
-        cut_middle(text, _MAX_CHARACTERS if ends else limit), failure, tool.name, ends, time.monotonic() - began
+        truncate_middle(text, _MAX_CHARACTERS if ends else limit), failure, tool.name, ends, time.monotonic() - began
     )
 
 
@@ -132,8 +132,8 @@ def _as_only_argument(tool: Tool, code: str | None) -> JsonObject | None:
 def write_transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
     """Return the next prompt: head, question, turns, foot.
 
-    The earliest turns are left out to keep to `limit` characters. The latest turn always stands, cut in its middle if
-    it must be; so do head, question and foot, whatever their length.
+    The earliest turns are left out to keep to `limit` characters. The latest turn always stands, without its
+    middle if it must be; so do head, question and foot, whatever their length.
     """
     fixed = f"{head}Question: {question}\n"
     room = limit - len(fixed) - len(foot)
@@ -145,7 +145,7 @@ def write_transcript(head: str, question: str, turns: Sequence[ReactTurn], limit
     for text in reversed(shown):
         if shown_turns and len(text) > room:
             break
-        shown_turns.insert(0, cut_middle(text, max(room, 0)))
+        shown_turns.insert(0, truncate_middle(text, max(room, 0)))
         room -= len(shown_turns[0])
     left_out = _LEFT_OUT if len(shown_turns) < len(shown) else ""
     return f"{fixed}{left_out}{''.join(shown_turns)}{foot}"

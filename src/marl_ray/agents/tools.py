@@ -182,7 +182,7 @@ def make_tool(name: str, options: Mapping[str, object]) -> Tool:
     return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **attributes)
 
 
-def cut_middle(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """Return the text without its middle if it is longer than `limit` characters.
 
     Characters that UTF-8 cannot hold are left out too.

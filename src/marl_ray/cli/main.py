@@ -29,7 +29,7 @@ from marl_ray.cli.training.train import demo, train
 from marl_ray.cluster.waits import INTERRUPTED_STATUS
 from marl_ray.errors import MarlRayError
 
-USAGE_ERROR: Any = typer.BadParameter.__base__
+UsageError: Any = typer.BadParameter.__base__
 """Typer's error of a wrong word of the command line, which it does not export."""
 BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The types of files that keep what is written to them for a while."""
@@ -115,10 +115,7 @@ def _usage_line_parts(error: Any, words: Sequence[str]) -> Iterator[str]:
 
 
 def _value_message(error: Any) -> str:
-    """Return what was expected instead of a value, as errors of a config say it.
-
-    The text is empty for all other errors.
-    """
+    """Return what was expected instead of a value, as errors of a config say it; "" for all other errors."""
     from pydantic import ValidationError
 
     from marl_ray.config.mistakes.wording import message_of
@@ -173,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(1) from None
-    except USAGE_ERROR as error:
+    except UsageError as error:
         print(*_usage_line_parts(error, words), sep="", end="", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

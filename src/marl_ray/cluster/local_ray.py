@@ -254,10 +254,7 @@ def _ignore_signals() -> Iterator[None]:
 
 
 def short_temp_root() -> str:
-    """Return the folder for Ray's sockets, whose paths have a limit.
-
-    The folder is the temporary one, or /tmp if that is too long.
-    """
+    """Return the folder for Ray's sockets, whose paths have a limit: the temporary one, or /tmp if that is too long."""
     root = tempfile.gettempdir()
     return root if len(root) <= _MAX_TEMP_ROOT_LENGTH else "/tmp"
 

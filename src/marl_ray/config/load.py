@@ -169,10 +169,7 @@ def _apply_override(data: JsonObject, override: str) -> None:
 
 
 def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str) -> str:
-    """Return one sentence if the data is a config of another kind than that which has `keys` at the top.
-
-    The text is empty otherwise.
-    """
+    """Return one sentence if the data is a config of another kind than that which has `keys` at the top, else ""."""
     expected_kind = next((kind for key, (kind, _) in KIND_BY_KEY.items() if key in keys), None)
     for key, (kind, command) in KIND_BY_KEY.items():
         if expected_kind is not None and key in data and key not in keys and kind != expected_kind:

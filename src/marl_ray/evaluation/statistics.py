@@ -34,10 +34,7 @@ def iqm(scores: np.ndarray) -> float:
 def stratified_bootstrap(
     scores: np.ndarray, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> BootstrapInterval:
-    """Return `iqm` of scores (runs, tasks) with its percentile interval.
-
-    Each resample draws runs within each task.
-    """
+    """Return `iqm` of scores (runs, tasks) with its percentile interval, whose resamples draw runs within each task."""
     scores = np.asarray(scores, float)
     runs, tasks = scores.shape
     run_numbers = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))

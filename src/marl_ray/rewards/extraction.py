@@ -1,7 +1,7 @@
 """Extraction of code from a model's answer.
 
 The rule: the last complete fenced block that defines the entry point, else the last complete block, else nothing. A block
-that was never closed was cut off by the token limit and counts for nothing, so a policy gains nothing by running on.
+that was never closed was truncated by the token limit and counts for nothing, so a policy gains nothing by running on.
 
 The text is only searched, never parsed or compiled here: it comes from a policy and may be made to crash a parser.
 """

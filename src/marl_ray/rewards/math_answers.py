@@ -167,10 +167,7 @@ def _is_near(value: Fraction, right: Fraction, tolerance: float) -> bool:
 
 
 def _read_quantity(text: str) -> tuple[Fraction, str] | None:
-    """Return the value and unit of a text that is one number; None for any other text.
-
-    The unit is empty if there is none.
-    """
+    """Return the value and unit ("" without one) of a text that is one number; None for any other text."""
     match = NUMBER.match(text)
     value = None if match is None else _compute_value(match)
     if match is None or value is None:

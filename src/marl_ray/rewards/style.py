@@ -59,7 +59,7 @@ def count_violations(code: str) -> int | None:
 def texts_to_run(code: str) -> list[str] | None:
     """Return the texts that a program hands to `exec`, `eval` and `compile`; None if one of them cannot be read there.
 
-    The program is cut into tokens, not parsed: it comes from a policy and may be made to crash a parser.
+    The program is divided into tokens, not parsed: it comes from a policy and may be made to crash a parser.
     """
     texts: list[str] = []
     try:

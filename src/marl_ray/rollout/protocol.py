@@ -1,7 +1,7 @@
 """The interface through which a run collects batches, and the settings of its collectors.
 
-For the two families of policies, `rollout.actor_critic.collector.Collector` and `rollout.text.collector.TextCollector`
-have it.
+For the two families of policies, `rollout.actor_critic.collector.ActorCriticCollector` and
+`rollout.text.collector.TextCollector` have it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class CollectPlan:
 class BatchEpisode(Protocol):
     """The fields of a finished episode that do not depend on the family.
 
-    `Episode` and `TextEpisode` explain them.
+    `ActorCriticEpisode` and `TextEpisode` explain them.
     """
 
     @property
@@ -75,7 +75,7 @@ class BatchEpisode(Protocol):
 
 
 class CollectedBatch(Protocol):
-    """A gathered batch; `Batch` and `TextBatch` explain the fields."""
+    """A gathered batch; `ActorCriticBatch` and `TextBatch` explain the fields."""
 
     @property
     def trajectories(self) -> dict[str, Trajectories]:

@@ -51,10 +51,7 @@ def action_noise(
 
 
 def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
-    """Return the order of the parts of a batch in one epoch, the same on every worker; (size,).
-
-    The parts are time indices, or episodes.
-    """
+    """Return the order (size,) of a batch's parts, time indices or episodes, in one epoch; the same on every worker."""
     return _generator(seed, order_stream(iteration, epoch)).permutation(size)
 
 

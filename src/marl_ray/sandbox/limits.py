@@ -90,9 +90,9 @@ class Execution:
     returncode: int | None
     """Its exit status; None if a signal ended it."""
     stdout: bytes
-    """The bytes that it wrote to stdout, cut at `output_bytes` of its limits."""
+    """The bytes that it wrote to stdout, truncated at `output_bytes` of its limits."""
     stderr: bytes
-    """The bytes that it wrote to stderr, cut in the same way."""
+    """The bytes that it wrote to stderr, truncated in the same way."""
     wall_s: float
     """Its duration in seconds."""
     cpu_s: float

@@ -62,7 +62,7 @@ def encode_text(string: str) -> bytes:
     return string.encode("utf-8", "surrogatepass")
 
 
-def cut_to_bytes(string: str, max_bytes: int) -> str:
+def truncate_to_bytes(string: str, max_bytes: int) -> str:
     """Return the beginning of a text: at most `max_bytes` bytes of UTF-8, in whole characters.
 
     Lone surrogates are written as escapes.
@@ -72,7 +72,7 @@ def cut_to_bytes(string: str, max_bytes: int) -> str:
 
 def encode_verdict(name: str, message: str) -> bytes:
     """Encode a judge's verdict as one packet."""
-    return f"{name}\0{cut_to_bytes(message, MAX_MESSAGE_LENGTH)}".encode()
+    return f"{name}\0{truncate_to_bytes(message, MAX_MESSAGE_LENGTH)}".encode()
 
 
 def decode_verdict(data: bytes) -> tuple[str, str]:

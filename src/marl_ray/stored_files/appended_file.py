@@ -55,7 +55,7 @@ class AppendedFile(Protocol):
 
 
 def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:
-    """Continue the file at `path`, or begin it, without a last line that was cut. Raises OSError."""
+    """Continue the file at `path`, or begin it, without an incomplete last line. Raises OSError."""
     take_over_copy(filesystem, path)
     if isinstance(filesystem, fs.LocalFileSystem):
         return _LocalFile(Path(path))

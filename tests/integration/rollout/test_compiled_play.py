@@ -18,7 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Batch, Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticBatch, ActorCriticCollector
 from marl_ray.rollout.actor_critic.compiled_play import has_compiled_loop
 from marl_ray.rollout.protocol import CollectPlan
 
@@ -90,14 +90,14 @@ TEAMS = {
 }
 
 
-def collector(team: str, plan: CollectPlan, compiled: bool, fault: int = 0, state: Any = None) -> Collector:
+def collector(team: str, plan: CollectPlan, compiled: bool, fault: int = 0, state: Any = None) -> ActorCriticCollector:
     config, agents = TEAMS[team]
     env, groups = (Relay(fault) if config is None else make_env(config)), list(agents.values())
     envs = env.batch(4, groups, 2) if config is None else make_batch(config, 4, groups)
     assert isinstance(envs, ArrayBatch)
     if not compiled:  # numba does not know this function, so the collector takes single steps
         envs.observe_rows = partial(envs.observe_rows)
-    return Collector(env, envs, agents, range(4), plan, 3, 2 if config is None else 1, state)
+    return ActorCriticCollector(env, envs, agents, range(4), plan, 3, 2 if config is None else 1, state)
 
 
 def players(team: str) -> dict[str, Player]:
@@ -112,7 +112,7 @@ def players(team: str) -> dict[str, Player]:
     return made
 
 
-def assert_equal(batch: Batch, reference: Batch) -> None:
+def assert_equal(batch: ActorCriticBatch, reference: ActorCriticBatch) -> None:
     assert (batch.episodes, batch.steps) == (reference.episodes, reference.steps)
     for name, expected in reference.trajectories.items():
         for field, value in vars(expected).items():

@@ -195,7 +195,7 @@ def events(bench: Bench) -> st.SearchStrategy[Event]:
         st.lists(faults(bench.lines["worker"], bench.workers), max_size=2).map(tuple),
         st.sampled_from([0.0, 0.5, 1.5]),
     )
-    damage = st.builds(Damage, st.integers(0, 20), st.sampled_from(["flip", "cut", "delete"]))
+    damage = st.builds(Damage, st.integers(0, 20), st.sampled_from(["flip", "shorten", "delete"]))
     mood = st.fixed_dictionaries({"fails": st.integers(0, 4), "takes_s": st.sampled_from([0.0, 0.0, 0.3])})
     return st.builds(Event, start, st.none() | damage, st.booleans(), mood)
 
@@ -226,7 +226,7 @@ def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
         return
     with place.filesystem.open_input_stream(path) as stream:
         content = bytearray(stream.read())
-    if damage.how == "cut":
+    if damage.how == "shorten":
         content = content[: len(content) // 2]
     else:
         content[len(content) // 2] ^= 0xFF

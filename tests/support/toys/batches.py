@@ -22,7 +22,7 @@ def batch(
     lengths[0] = 1
     mask = torch.arange(steps)[None] < lengths[:, None]
     last = torch.arange(steps)[None] == (lengths - 1)[:, None]
-    cut = (torch.rand(rows, generator=generator) < 0.3)[:, None] & last
+    truncated = (torch.rand(rows, generator=generator) < 0.3)[:, None] & last
     member = torch.arange(rows) % members
     return Trajectories(
         observations=normal(rows, steps, 2).float(),
@@ -31,14 +31,14 @@ def batch(
         log_probs=normal(rows, steps) - 1,
         action_masks=None,
         values=normal(rows, steps),
-        bootstrap=torch.where(cut, normal(rows, steps), 0.0),
+        bootstrap=torch.where(truncated, normal(rows, steps), 0.0),
         cost_values=normal(rows, steps, signals),
-        cost_bootstrap=torch.where(cut[..., None], normal(rows, steps, signals), 0.0),
+        cost_bootstrap=torch.where(truncated[..., None], normal(rows, steps, signals), 0.0),
         rewards=normal(rows, steps) * mask,
         costs=normal(rows, steps, signals).abs() * mask[..., None],
         mask=mask,
-        terminated=last & ~cut,
-        truncated=cut,
+        terminated=last & ~truncated,
+        truncated=truncated,
         greedy=(member == 0) & greedy,
         group=torch.arange(rows) // members,
         episode=torch.zeros(rows, dtype=torch.int64),

@@ -11,7 +11,7 @@ from marl_ray.trajectories import Trajectories
 
 
 def _hopeful(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, Tensor | None]:
-    """Takes half a reward for granted where an episode is cut."""
+    """Takes half a reward for granted where an episode is truncated."""
     raw, targets = algorithm_of("rloo").advantages(batch, hyper)
     return raw + 0.5 * batch.truncated.any(1, keepdim=True) * batch.mask, targets
 

@@ -60,7 +60,7 @@ def echo(**kwargs: Any) -> Echo:
 
 
 def wordy(to: str, **kwargs: Any) -> Echo:
-    """Echo whose prompts to one agent are too long for it, whatever is cut from them."""
+    """Echo whose prompts to one agent are too long for it, whatever is left out of them."""
 
     class Wordy(Echo):
         def ask(self, agent: str, prompt: str) -> None:

@@ -135,7 +135,7 @@ def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text():
     assert make_call(parse_call(text.format("mix")), TOOLS, 60.0).failure == "bad_json"
     assert (
         make_call(parse_call(text.format("write").replace("\n```\n", "\n")), TOOLS, 60.0).failure == "bad_json"
-    )  # cut off
+    )  # truncated
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pydantic import Field
 from marl_ray.agents.calls import parse_call
 from marl_ray.agents.errors import ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import ReactTurn, make_call, write_instructions, write_signature, write_transcript
-from marl_ray.agents.tools import MAX_ABANDONED_CALLS, Tool, cut_middle, make_tool, make_tools, tool_of
+from marl_ray.agents.tools import MAX_ABANDONED_CALLS, Tool, make_tool, make_tools, tool_of, truncate_middle
 from marl_ray.errors import MarlRayError
 
 
@@ -152,7 +152,7 @@ def test_observations_are_cut_and_can_be_encoded():
     result.observation.encode()
 
 
-def test_the_answer_ends_and_is_never_cut():
+def test_the_answer_ends_and_is_never_truncated():
     result = make_call(parse_call('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 60.0, limit=20)
     assert (result.ends, result.observation) == (True, 200 * "x")
     assert make_call(parse_call('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 60.0).observation == "4.5"
@@ -232,7 +232,7 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs, extra):
     assert text.endswith("foot\n")
     turns_text = "".join(f"{turn.text}\nObservation: {turn.observation}\n" for turn in turns)
     if len(turns_text) <= 40 + extra:
-        assert text == f"head\nQuestion: what?\n{cut_middle(turns_text, 10_000)}foot\n"
+        assert text == f"head\nQuestion: what?\n{truncate_middle(turns_text, 10_000)}foot\n"
     else:
         assert "(earlier turns are left out)" in text or len(turns) == 1
 

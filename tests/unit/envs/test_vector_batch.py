@@ -21,7 +21,7 @@ from marl_ray.envs.vector import PoolBatch, VectorBatch
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
 from marl_ray.rollout.protocol import CollectPlan
 
 AGENTS = [["agent"]]
@@ -191,8 +191,10 @@ def test_a_check_of_an_environment_closes_a_batch_whose_step_fails(open_parts):
 def test_a_resumed_collector_counts_the_episodes_that_begin_anew_from_zero():
     env, players = CountingBatches(), {"all": Player(counting_policy(), ["agent"], ValueNorm())}
 
-    def collector(state: Any = None) -> Collector:
-        return Collector(env, env.batch(2, AGENTS, 1), {"all": ["agent"]}, range(2), CollectPlan(15), 0, state=state)
+    def collector(state: Any = None) -> ActorCriticCollector:
+        return ActorCriticCollector(
+            env, env.batch(2, AGENTS, 1), {"all": ["agent"]}, range(2), CollectPlan(15), 0, state=state
+        )
 
     first = collector()
     first.collect(players, 0)

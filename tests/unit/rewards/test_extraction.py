@@ -32,7 +32,7 @@ def fenced_code(code, info="python", fence="```"):
         ),
         pytest.param("```python\n" + F, None, id="never closed"),
         pytest.param(
-            fenced_code("y = 2\n") + "```python\n" + F, "y = 2\n", id="the last was cut off: a complete one before"
+            fenced_code("y = 2\n") + "```python\n" + F, "y = 2\n", id="the last was truncated: a complete one before"
         ),
         pytest.param("def f(x):\n    return x\n", None, id="no fence at all"),
         pytest.param("", None, id="nothing"),

@@ -21,7 +21,7 @@ from marl_ray.envs.copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION_START, action_noise, action_stream, episode_seed, order_stream, permutation
 from marl_ray.rollout.served.collector import DATA_ORDER
@@ -45,10 +45,12 @@ AGENTS = {"shared": ["a", "b"]}
 
 def collector(
     copies: range, steps: int = 8, state=None, agents=AGENTS, seed: int = 3, plan=None, **kwargs
-) -> Collector:
+) -> ActorCriticCollector:
     env = EnvConfig(id="toys.envs:countdown", kwargs=kwargs)
     envs = make_batch(env, len(copies), list(agents.values()))
-    return Collector(Countdown(**kwargs), envs, agents, copies, plan or CollectPlan(steps), seed, state=state)
+    return ActorCriticCollector(
+        Countdown(**kwargs), envs, agents, copies, plan or CollectPlan(steps), seed, state=state
+    )
 
 
 @pytest.mark.parametrize("critic", ["local", "central"])

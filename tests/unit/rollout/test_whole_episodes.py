@@ -10,7 +10,7 @@ from marl_ray.envs.budget.dag import BudgetDag
 from marl_ray.envs.copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
 from marl_ray.rollout.protocol import CollectPlan
 
 AGENTS = {"shared": ["a", "b"]}
@@ -26,9 +26,11 @@ def team(env, agents, critic="local", signals=0):
     return players
 
 
-def collector(copies: range, plan: CollectPlan, **kwargs) -> Collector:
+def collector(copies: range, plan: CollectPlan, **kwargs) -> ActorCriticCollector:
     env = EnvConfig(id="toys.envs:countdown", kwargs=kwargs)
-    return Collector(Countdown(**kwargs), make_batch(env, len(copies), list(AGENTS.values())), AGENTS, copies, plan, 3)
+    return ActorCriticCollector(
+        Countdown(**kwargs), make_batch(env, len(copies), list(AGENTS.values())), AGENTS, copies, plan, 3
+    )
 
 
 def test_members_of_a_group_share_their_start_and_nothing_else():
@@ -62,7 +64,9 @@ def test_long_episodes_are_truncated_and_valued():
     plan = CollectPlan(4, has_whole_episodes=True)
     envs = make_batch(EnvConfig(id="toys.envs:countdown", kwargs={"length": 9, "agents": ["a"]}), 2, [["a"]])
     env = Countdown(length=9, agents=("a",))
-    batch, episodes, _ = Collector(env, envs, {"one": ["a"]}, range(2), plan, 3).collect(team(env, {"one": ["a"]}), 0)
+    batch, episodes, _ = ActorCriticCollector(env, envs, {"one": ["a"]}, range(2), plan, 3).collect(
+        team(env, {"one": ["a"]}), 0
+    )
     data = batch["one"]
     assert data.truncated[:, -1].all() and not data.terminated.any() and (data.bootstrap[:, -1] != 0).all()
     assert [episode.length for episode in episodes] == [4, 4]
@@ -95,7 +99,7 @@ def test_a_forced_move_is_no_decision():
     agents = {"shared": list(env.possible_agents)}
     config = EnvConfig(id="budget_dag", kwargs={"workers": 2})
     envs = make_batch(config, 3, list(agents.values()))
-    played = Collector(env, envs, agents, range(3), CollectPlan(8, has_whole_episodes=True), 0).collect(
+    played = ActorCriticCollector(env, envs, agents, range(3), CollectPlan(8, has_whole_episodes=True), 0).collect(
         team(env, agents, signals=1), 0
     )
     data = played.trajectories["shared"]

@@ -14,7 +14,7 @@ LOCAL = fs.LocalFileSystem()
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, durable):
-    """Nor does a process that is killed while it writes: a run whose record is cut would be refused for ever."""
+    """Nor does a process that is killed while it writes: a run whose record is incomplete would be refused for ever."""
     path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
     write_json(LOCAL, str(path), {"first": 1}, durable)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))

@@ -55,7 +55,9 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 8), max_size=4), st.integers(1, 4), st.booleans(), st.integers(0, 30))
-def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_factory, deaths, every, remote, cut):
+def test_each_row_is_there_once_however_often_the_process_is_killed(
+    tmp_path_factory, deaths, every, remote, part_bytes
+):
     path = tmp_path_factory.mktemp("trial")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(appended_file, "PART_BYTES", 100)
@@ -68,9 +70,9 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_fac
                 train(writer, every, dies_after)
             except Killed:
                 rows = path / "trial" / ROWS_FILE
-                if cut and rows.exists() and not remote:  # it died while it wrote the next row
+                if part_bytes and rows.exists() and not remote:  # it died while it wrote the next row
                     with rows.open("ab") as stream:
-                        stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:cut])
+                        stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:part_bytes])
         folder = folder_at(path, remote)
         checkpoints = (path / "trial").glob("attempt-*/checkpoint-*")
         assert sorted(str(place.relative_to(path / "trial")) for place in checkpoints) == sorted(

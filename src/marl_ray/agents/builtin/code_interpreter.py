@@ -1,6 +1,6 @@
 """The tool `code_interpreter`: programs of agents in the sandbox."""
 
-from marl_ray.agents.tools import cut_middle
+from marl_ray.agents.tools import truncate_middle
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
 from marl_ray.sandbox.limits import MIN_MEMORY_BYTES
@@ -30,7 +30,9 @@ class CodeInterpreter:
     def __call__(self, code: str) -> str:
         """Return the output and error of the program. Each program runs by itself and keeps nothing."""
         result = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
-        printed = cut_middle((result.stdout + result.stderr).decode("utf-8", "replace").strip(), self.output_characters)
+        printed = truncate_middle(
+            (result.stdout + result.stderr).decode("utf-8", "replace").strip(), self.output_characters
+        )
         if result.status is Status.TIMEOUT:
             return f"{printed}\nTimed out after {self.timeout_s:g} s.".strip()
         if result.status not in (Status.OK, Status.EXIT):

@@ -240,10 +240,7 @@ class GameRun:
                 learner.policy.rollout_model.distribution = distribution
 
     def _state_ahead(self) -> dict[str, object]:
-        """Return the state from which a collector continues with half of the copies one step ahead.
-
-        The second half of the copies is ahead of the first.
-        """
+        """Return the state from which a collector continues with the second half of the copies one step ahead."""
         key = (self.rules, self.config.cost_signals)
         if key not in _COLLECTOR_STATES:
             collector = self._build_collector()

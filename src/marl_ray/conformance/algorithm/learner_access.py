@@ -163,10 +163,7 @@ def every_step(algorithm: str) -> bool:
 
 
 def multipliers(game_run: GameRun) -> list[Any]:
-    """Return the multipliers, by policy and signal, which are never changed in place.
-
-    The list is empty for algorithms without them.
-    """
+    """Return the multipliers by policy and signal, never changed in place; [] for algorithms without them."""
     return [learner.state.multipliers for learner in game_run.learners]
 
 

@@ -44,8 +44,9 @@ def _engine_of(generation: GenerationConfig) -> EngineClass:
         engine: EngineClass = ENGINE.load(generation.engine)
     except MarlRayError as error:
         raise MarlRayError(f"generation.engine: {error}") from error
-    is_class = isinstance(engine, type) and issubclass(engine, Engine)
-    if not is_class:
+    # A variable of its own: in the condition, mypy would take `engine` for type[Engine], which is made without a policy.
+    is_engine = isinstance(engine, type) and issubclass(engine, Engine)
+    if not is_engine:
         raise MarlRayError(
             f"generation.engine: {generation.engine!r} is no engine, expected a class derived from Engine"
         )

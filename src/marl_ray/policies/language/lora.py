@@ -183,10 +183,7 @@ def bare_name(name: str) -> str:
 
 
 def bare_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's state without its adapters, by the names of the model without adapters.
-
-    The tensors are not copies.
-    """
+    """Return the module's state without its adapters, by the names of the model without adapters; nothing is copied."""
     return {bare_name(name): value.detach() for name, value in module.state_dict().items() if not is_adapter(name)}
 
 

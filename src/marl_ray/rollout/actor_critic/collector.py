@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay
 
 
-class Episode(NamedTuple):
+class ActorCriticEpisode(NamedTuple):
     """A finished episode."""
 
     step: int
@@ -44,17 +44,17 @@ class Episode(NamedTuple):
     """The numbers that the environment has reported of the episode, averaged over it."""
 
 
-class Batch(NamedTuple):
+class ActorCriticBatch(NamedTuple):
     """The gathered batch."""
 
     trajectories: dict[str, Trajectories]
     """Policy -> its rows."""
-    episodes: list[Episode]
+    episodes: list[ActorCriticEpisode]
     steps: int
     """Environment steps that were played for the batch."""
 
 
-class Collector:
+class ActorCriticCollector:
     """Plays this worker's copies of an environment, batch by batch."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Collector:
         """Close the environment copies."""
         self.envs.close()
 
-    def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
+    def collect(self, players: Mapping[str, Player], iteration: int) -> ActorCriticBatch:
         """Play one batch of every policy."""
         buffers = {
             name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
@@ -156,16 +156,16 @@ class Collector:
         else:
             episodes, steps = self._play(players, played, iteration, restart=True)
             self.history.drop_ended()
-        return Batch({name: played.trajectories(name, players) for name in players}, episodes, steps)
+        return ActorCriticBatch({name: played.trajectories(name, players) for name in players}, episodes, steps)
 
     def _whole_episodes(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int
-    ) -> tuple[list[Episode], int]:
+    ) -> tuple[list[ActorCriticEpisode], int]:
         """Play one episode per copy.
 
         Groups whose members all score the same are played again from other starts, at most `refills` times.
         """
-        episodes: list[Episode] = []
+        episodes: list[ActorCriticEpisode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
         self.group_sums = dict.fromkeys(played.buffers, GroupSums())
         for attempt in range(self.plan.refills + 1):
@@ -210,7 +210,7 @@ class Collector:
 
     def _play(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int, restart: bool, attempt: int = 0
-    ) -> tuple[list[Episode], int]:
+    ) -> tuple[list[ActorCriticEpisode], int]:
         """Play the copies that are not over; with `restart` ended ones begin their next episode.
 
         Returns the episodes that ended, and the number of environment steps that were played.
@@ -220,7 +220,7 @@ class Collector:
         numbers = action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
         noise = torch.from_numpy(numbers).split(widths, -1)
         compiled = self._make_compiled_play(players, played, noise, truncate_last=not restart)
-        episodes: list[Episode] = []
+        episodes: list[ActorCriticEpisode] = []
         t, steps_before = 0, int(self.lengths.sum())
         envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
         while t < self.plan.steps and envs.alive.any():
@@ -304,11 +304,13 @@ class Collector:
         envs.observe([buffer.rows[t + 1] for buffer in buffers.values()], np.flatnonzero(playing).tolist())
         return [actions], playing, truncated
 
-    def _finish_episode(self, t: int, c: int) -> Episode:
+    def _finish_episode(self, t: int, c: int) -> ActorCriticEpisode:
         costs = tuple(self.costs[c].tolist())
         decisions = dict(zip(self.columns, self.decisions[c].tolist(), strict=True))
         counts = int(self.lengths[c]), int(self.starts[c])
-        return Episode(t, self.numbers[c], float(self.returns[c]), costs, *counts, decisions, self.envs.metrics(c))
+        return ActorCriticEpisode(
+            t, self.numbers[c], float(self.returns[c]), costs, *counts, decisions, self.envs.metrics(c)
+        )
 
     def _reset(self, c: int, seed: int) -> None:
         self.returns[c] = 0.0

@@ -16,7 +16,7 @@ from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs, Net
 
 
 class WorldArrays(NamedTuple):
-    """The copies of an `ArrayBatch`, and the counts of their episodes under the names of `Collector`."""
+    """The copies of an `ArrayBatch`, and the counts of their episodes under the names of `ActorCriticCollector`."""
 
     states: np.ndarray
     """(copies, S) float64: what the environment keeps of each copy."""

@@ -26,7 +26,7 @@ from marl_ray.rollout.actor_critic.compiled_loop import PolicyArrays, WorldArray
 
 
 class CompiledPlay:
-    """The compiled steps of one batch. Writes what the steps of `Collector` write."""
+    """The compiled steps of one batch. Writes what the steps of `ActorCriticCollector` write."""
 
     def __init__(
         self,
@@ -155,10 +155,7 @@ def _compile_loop(
 
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
-    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them.
-
-    The result is None if it cannot take them.
-    """
+    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them; None if it cannot."""
     step = BatchStep.zeros(len(envs.alive), len(envs.agents), envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Batch, Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticBatch, ActorCriticCollector
 from marl_ray.rollout.group_scores import GroupSums
 
 BEHAVIOUR_KEY = "behaviour"
@@ -32,7 +32,7 @@ class OverlappedCollector:
     recorded log-probabilities are those of the latter.
     """
 
-    def __init__(self, collector: Collector, is_last: Callable[[], bool], state: JsonMapping | None = None):
+    def __init__(self, collector: ActorCriticCollector, is_last: Callable[[], bool], state: JsonMapping | None = None):
         """Play by `collector`, which was made of `state`.
 
         Where `is_last()` is True when a batch is handed out, none is played after it.
@@ -43,12 +43,12 @@ class OverlappedCollector:
         """The collector's state before the batch that is under way, which a resumed run plays again."""
         self._behaviour: dict[str, Player] | None = None
         """The players of the batch that is under way."""
-        self._batch: Future[Batch] | None = None
+        self._batch: Future[ActorCriticBatch] | None = None
         self._thread = ThreadPoolExecutor(1, "rollout")
         self.running_episodes: list[tuple[int, int]] = collector.running_episodes
         self.group_sums: Mapping[str, GroupSums] = collector.group_sums
 
-    def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
+    def collect(self, players: Mapping[str, Player], iteration: int) -> ActorCriticBatch:
         """Wait for the batch of this iteration, and begin to play the next one by a copy of `players`.
 
         Raises MarlRayError if the batch is not played within BATCH_S seconds, and the errors of playing it.

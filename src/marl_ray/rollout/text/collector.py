@@ -39,7 +39,7 @@ TRANSCRIPT_ORDER = (1 << ORDER_BITS) - 2
 
 
 class TextBatch(NamedTuple):
-    """The gathered batch; the first three fields are those of `Batch` of actor-critics."""
+    """The gathered batch; the first three fields are those of `ActorCriticBatch`."""
 
     trajectories: dict[str, Trajectories]
     """Policy -> its rows, one per response."""
@@ -96,10 +96,7 @@ class TextCollector:
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> JsonObject:
-        """Return plain data from which other collectors, on any number of workers, continue.
-
-        The data are the same on every worker.
-        """
+        """Return plain data, the same on every worker, from which collectors on any number of workers continue."""
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
 

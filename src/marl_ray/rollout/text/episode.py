@@ -18,7 +18,7 @@ from marl_ray.policies.engines.base import Completion
 class TextEpisode(NamedTuple):
     """A finished episode.
 
-    The first five fields, `start`, `metrics` and `decisions` are those of `Episode` of actor-critics.
+    The first five fields, `start`, `metrics` and `decisions` are those of `ActorCriticEpisode`.
     """
 
     step: int
@@ -48,7 +48,7 @@ class TextEpisode(NamedTuple):
     policy_returns: dict[str, float]
     """Policy -> return of its agents alone: sum of their rewards, averaged over them."""
     start: int = 0
-    """The same as in `Episode`. Every batch is whole episodes, so no episode waits for another."""
+    """The same as in `ActorCriticEpisode`. Every batch is whole episodes, so no episode waits for another."""
 
 
 @dataclass

@@ -232,10 +232,7 @@ def warnings_of(report: JsonMapping) -> list[str]:
 
 
 def harm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
-    """Return the tests that can roll an arm back, arm by arm.
-
-    The outcome's comes first, then those of the guardrails.
-    """
+    """Return the tests that can roll an arm back, arm by arm: the outcome's first, then those of the guardrails."""
     rails = [rail for rail in report.get("guardrails") or () if isinstance(rail, Mapping)]
     tests = _outcome_tests(report, "harm", "alpha_rollback") + rails
     order = list(part_of(report, "arms"))

@@ -170,10 +170,7 @@ def own_checkpoints(
 
 
 def _explain_mismatch(place: StoredFolder, identity: str) -> str:
-    """Return the reason why a folder holds no checkpoint of this run, or of the iteration in its name.
-
-    The text is empty if it holds one.
-    """
+    """Return the reason why a folder holds no checkpoint of this run or of the iteration in its name, else ""."""
     name = _match_name(place)
     try:
         manifest = read_manifest(place)

@@ -148,10 +148,7 @@ def state_after(
 def state_layouts(
     config: RunConfig, env: "ParallelEnv | AECEnv", agents: Mapping[str, Sequence[str]]
 ) -> dict[str, object]:
-    """Return trained policy -> the facts on which the layout of its state depends.
-
-    The state is its weights, its optimiser and its multipliers.
-    """
+    """Return trained policy -> the facts on which the layout of its weights, optimiser and multipliers depends."""
     from marl_ray.algorithms import algorithm_of
 
     layouts: dict[str, object] = {}

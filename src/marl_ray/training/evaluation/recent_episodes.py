@@ -37,17 +37,15 @@ class RecentEpisodes:
         return released
 
     def state(self) -> JsonObject:
-        """Return plain data for a checkpoint.
+        """Return plain data for a checkpoint, in the form that `saved` takes.
 
-        Episodes are tuples, which JSON writes as lists: the training waits for this.
+        JSON writes the episodes, which are tuples, as lists. They are not converted here, because the training waits
+        until this returns.
         """
         return {"window": list(self.episodes), "held_back": list(self.held_back)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the means over the window, and the shares of its episodes within the budgets.
-
-        The mapping is empty before the first episode.
-        """
+        """Return means over the window, and its episodes' shares within the budgets; {} before the first episode."""
         if not self.episodes:
             return {}
         count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
@@ -62,10 +60,7 @@ class RecentEpisodes:
         return metrics | reported_means([episode.metrics for episode in self.episodes])
 
     def score(self) -> float | None:
-        """Return the number that chooses the best checkpoint of a run without evaluations.
-
-        The number is None before the first episode.
-        """
+        """Return the number that chooses a run's best checkpoint without evaluations; None before the first episode."""
         if not self.episodes:
             return None
         costs = mean_costs([episode.costs for episode in self.episodes])

@@ -40,10 +40,7 @@ class EndedEpisode(NamedTuple):
 
 
 def reported_means(metrics: Collection[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of what the environment has reported of each episode, as `env/NAME`.
-
-    Each mean is over the episodes that have the number.
-    """
+    """Return the means of what the environment has reported, as `env/NAME`, over the episodes that have the number."""
     names = dict.fromkeys(name for each in metrics for name in each)
     values = {name: [each[name] for each in metrics if name in each] for name in names}
     return {f"env/{name}": sum(numbers) / len(numbers) for name, numbers in values.items()}

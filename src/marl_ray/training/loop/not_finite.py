@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from marl_ray.config import RunConfig
 from marl_ray.config.random_streams import ATTEMPT_BITS
-from marl_ray.rollout.actor_critic.collector import Batch
+from marl_ray.rollout.actor_critic.collector import ActorCriticBatch
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.rollout.rng import episode_seed
 from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
@@ -25,7 +25,7 @@ class NotFinitePlace(NamedTuple):
     begun: int
     """Number of the episode that this copy began the batch with."""
     start: int
-    """Step at which the episode began; see `Episode.start`."""
+    """Step at which the episode began; see `ActorCriticEpisode.start`."""
 
 
 def describe_not_finite(
@@ -40,7 +40,7 @@ def describe_not_finite(
     The text is empty if all are finite. All workers' batches are looked at, and every worker takes part. `running` are
     the starts of this worker's episodes that continue.
     """
-    place_here = find_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
+    place_here = find_not_finite(config, agents, batch, running) if isinstance(batch, ActorCriticBatch) else None
     sent: tuple[Any, ...] | None = place_here and tuple(place_here)
     places = [NotFinitePlace(*place) for place in gather_from_workers(sent) if place is not None]
     if not places:
@@ -57,7 +57,7 @@ def describe_not_finite(
 
 
 def find_not_finite(
-    config: RunConfig, agents: Mapping[str, Sequence[str]], batch: Batch, running: Sequence[tuple[int, int]]
+    config: RunConfig, agents: Mapping[str, Sequence[str]], batch: ActorCriticBatch, running: Sequence[tuple[int, int]]
 ) -> NotFinitePlace | None:
     """Return the first reward or cost of this worker's batch that is not finite.
 

@@ -11,7 +11,7 @@ from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.agreement import run_on_all_workers
-from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.training.checkpoints.origin import play_facts, state_layouts
@@ -128,7 +128,7 @@ class Run:
         collector = build_collector(self.config, self.env, self.team.agents, self.rank, workers, snapshot, data)
         if not self.config.train.overlap:
             return collector
-        return OverlappedCollector(cast(Collector, collector), self._plays_last, snapshot)
+        return OverlappedCollector(cast(ActorCriticCollector, collector), self._plays_last, snapshot)
 
     def _start_team(
         self, device: torch.device, start: RunStart, callbacks: RunCallbacks, engine_of: "EngineOf | None"

@@ -21,10 +21,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def iteration_of(row: Mapping[str, float]) -> int:
-    """Return the iteration of a row.
-
-    The iteration is -1 for an epoch of a warm start, which comes before all iterations.
-    """
+    """Return the iteration of a row; -1 for an epoch of a warm start, which comes before all iterations."""
     return int(row.get("iteration", -1))
 
 

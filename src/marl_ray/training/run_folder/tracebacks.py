@@ -26,10 +26,7 @@ def write_traceback(config: RunConfig, whose: str, text: str) -> str:
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
-    """Return the path of the traceback of the first of these workers that left one.
-
-    The path is empty if none did.
-    """
+    """Return the path of the traceback of the first of these workers that left one; "" if none did."""
     filesystem, folder = filesystem_of(config)
     paths = (f"{folder}/{ERRORS_FOLDER}/worker-{rank}.txt" for rank in ranks)
     return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

@@ -295,10 +295,7 @@ class EngineActor:
         return self._host.generate(version, prompts, seed, generation)
 
     def progress(self) -> int:
-        """Return the number of tokens that the host has written so far.
-
-        The number may be asked for while the host writes.
-        """
+        """Return the number of tokens that the host has written so far, also while it writes."""
         return self._host.progress()
 
     def close(self) -> None:

@@ -149,10 +149,7 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
 
 
 def sampling_bytes(config: RunConfig, name: str) -> int:
-    """Return the bytes of each number of the copy that samples on every worker.
-
-    The bytes are 0 where no worker has one.
-    """
+    """Return the bytes of each number of the copy that samples on every worker; 0 where no worker has one."""
     model = config.team[name].model
     assert model is not None
     if engine_has_weights(config, name) and _stays_in_files(model, uri_of(config)):

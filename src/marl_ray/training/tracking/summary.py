@@ -11,10 +11,7 @@ play fresh episodes too."""
 
 
 def budget_texts(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """Return a text such as `cost 29.81 of 30` for each budget, numbered if there are several.
-
-    The list is empty if the costs are not known.
-    """
+    """Return texts such as `cost 29.81 of 30`, numbered if there are several budgets; [] without known costs."""
     costs = _mean_costs(config, metrics, prefix)
     names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
     pairs = zip(names, costs, config.budgets, strict=False)

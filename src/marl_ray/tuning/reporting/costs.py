@@ -14,10 +14,7 @@ MetricRows = Sequence[Mapping[str, float]]
 
 
 def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
-    """Return the last reported metrics of a seed that begin with `prefix`, with their `steps`.
-
-    The mapping is empty if there are none.
-    """
+    """Return the last reported metrics of a seed that begin with `prefix`, with their `steps`; {} if there are none."""
     for row in reversed(rows):
         seed_prefix = f"seed-{seed}/"
         own_metrics = {key: value for key, value in row.items() if key.startswith(seed_prefix + prefix)}
@@ -34,10 +31,7 @@ def budgets_of(configs: Sequence[JsonMapping]) -> list[float]:
 
 
 def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float]) -> list[JsonObject]:
-    """Return, for each budget, the least and the greatest mean cost among the seeds.
-
-    The list is empty while a seed has no cost.
-    """
+    """Return, for each budget, the least and the greatest mean cost among the seeds; [] while a seed has no cost."""
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
     for k, budget in enumerate(budgets):
@@ -63,10 +57,7 @@ def share_cells(rows: MetricRows, seeds: Sequence[int]) -> list[dict[str, float]
 
 
 def seed_summary(rows: MetricRows, config: JsonMapping) -> list[str]:
-    """Return the lines about the best bundle of a seed and its last policy.
-
-    The list is empty if nothing was evaluated.
-    """
+    """Return the lines about the best bundle of a seed and its last policy; [] if nothing was evaluated."""
     seed = int(config["seed"])
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")
     if not best:

@@ -315,10 +315,7 @@ def _trials(
 
 
 def _pareto_front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
-    """Return the numbers of the trials that no other trial beats in all metrics.
-
-    The set is empty if there is one metric.
-    """
+    """Return the numbers of the trials that no other beats in all metrics; empty if there is one metric."""
     if len(config.metric) == 1 or not order:
         return set()
     scores = np.array([signed_objectives(config.metric, record.objectives) for record in order]).reshape(len(order), -1)

@@ -101,10 +101,7 @@ class TrialSeeds:
         return int(sum(run.steps for run in self.runs.values()))
 
     def objectives(self) -> list[float] | None:
-        """Return the interquartile mean over the seeds of each smoothed metric.
-
-        The list is None while one has not been reported.
-        """
+        """Return each smoothed metric's interquartile mean over the seeds; None while one has not been reported."""
         if not all(values for queues in self.recent.values() for values in queues):
             return None
         columns = zip(*self.recent.values(), strict=True)

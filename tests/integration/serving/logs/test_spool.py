@@ -133,8 +133,8 @@ def test_what_is_left_at_closing_is_for_the_next(tmp_path):
     ("content", "lines"),
     [
         (b"", []),
-        (b"a\nb\ncut of", [b"a", b"b"]),
-        (b"cut of", []),
+        (b"a\nb\nincompl", [b"a", b"b"]),
+        (b"incompl", []),
         (b"a\n\nb\n", [b"a", b"b"]),
         (b"a\n" + bytes(30) + b"\nb\n", [b"a", bytes(20), bytes(10), b"b"]),  # longer than a chunk
     ],

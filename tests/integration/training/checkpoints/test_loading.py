@@ -67,23 +67,23 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut_off(path: Path) -> None:
+def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
 DAMAGES = {
     "flipped": (PART, flip, "has another content than was written: its sha256 differs"),
-    "cut": (PART, cut_off, " bytes, expected "),
+    "shortened": (PART, shorten, " bytes, expected "),
     "gone": (PART, Path.unlink, "is missing"),
     "episodes gone": ("envs-0.json", Path.unlink, "is missing"),
     "episodes flipped": ("envs-0.json", flip, "its sha256 differs"),
-    "state": ("state.json", cut_off, " bytes, expected "),
+    "state": ("state.json", shorten, " bytes, expected "),
     "index": ("weights/.metadata", flip, "its sha256 differs"),
-    "index cut": ("weights/.metadata", cut_off, " bytes, expected "),
+    "index shortened": ("weights/.metadata", shorten, " bytes, expected "),
     "index gone": ("weights/.metadata", Path.unlink, "is missing"),
     "bundle": ("bundle/bundle.json", flip, "its sha256 differs"),
     "bundle gone": ("bundle/bundle.json", Path.unlink, "is missing"),
-    "manifest": ("manifest.json", cut_off, "is no manifest: "),
+    "manifest": ("manifest.json", shorten, "is no manifest: "),
     "manifest flipped": ("manifest.json", flip, "manifest.json"),
 }
 

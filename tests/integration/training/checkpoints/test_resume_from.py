@@ -135,7 +135,7 @@ def damage(folder: Path, how: str) -> None:
     state = folder / "state.json"
     (part,) = (folder / "weights").glob("*.distcp")
     match how:
-        case "cut":
+        case "shortened":
             part.write_bytes(part.read_bytes()[:-100])
         case "part":
             part.unlink()
@@ -161,7 +161,7 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("cut", "is damaged: weights/__0_0.distcp is missing or has another size"),
+        ("shortened", "is damaged: weights/__0_0.distcp is missing or has another size"),
         ("part", "is damaged: weights/__0_0.distcp is missing or has another size"),
         ("metadata", "is damaged: "),
         ("state", "is damaged: "),

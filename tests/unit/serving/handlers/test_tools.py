@@ -87,7 +87,7 @@ TEXTS = {
     "two calls": (f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", CALL * 2),
     "text between": (f"a <tool_call>{WEATHER}</tool_call> b", "a b", CALL),
     "never closed": (f"<tool_call>{WEATHER}", "", CALL),
-    "cut off": ("a <tool_call>{\"name", "a <tool_call>{\"name", []),
+    "truncated": ("a <tool_call>{\"name", "a <tool_call>{\"name", []),
     "no JSON": ("<tool_call>x</tool_call>", "<tool_call>x</tool_call>", []),
     "only JSON": (' {"name": "warmth", "parameters": {}}', "", [("warmth", "{}")]),
     "other JSON": ('{"name": "unknown"}', '{"name": "unknown"}', []),

@@ -72,10 +72,7 @@ def _stack_rows(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place
 
 
 def _place_parameters(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]) -> Tensor:
-    """Return one tensor with the parameters at their places, and zeros elsewhere.
-
-    The first place is at the beginning.
-    """
+    """Return one tensor with the parameters at their places, the first at the beginning, and zeros elsewhere."""
     steps = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
     first = pieces[0][0]
     storage, start = first.untyped_storage().data_ptr(), first.storage_offset()

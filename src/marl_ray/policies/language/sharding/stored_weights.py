@@ -148,7 +148,7 @@ class StoredWeights:
 def open_weights(paths: list[str]) -> StoredWeights:
     """Return the weights of several files.
 
-    Raises OSError or `safetensors.SafetensorError` for a file that is missing, damaged or cut short, and MarlRayError
+    Raises OSError or `safetensors.SafetensorError` for a file that is missing, damaged or incomplete, and MarlRayError
     for a weight that two files have.
     """
     tensors: dict[str, StoredTensor] = {}

@@ -7,7 +7,7 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
-from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.imitation.warm_start import read_logged_units, warm_start
@@ -44,13 +44,13 @@ def make_collector(
     plan: CollectPlan,
     state: Mapping[str, object] | None,
     data: object,
-) -> Collector:
+) -> ActorCriticCollector:
     """Return the collector of compiled or batched environments."""
     with ExitStack() as unfinished:  # closes the copies where the collector cannot be made
         envs = unfinished.enter_context(
             closing(make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints))
         )
-        collector = Collector(env, envs, agents, copies, plan, config.seed, config.cost_signals, state)
+        collector = ActorCriticCollector(env, envs, agents, copies, plan, config.seed, config.cost_signals, state)
         unfinished.pop_all()
     return collector
 

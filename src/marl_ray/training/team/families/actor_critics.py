@@ -41,10 +41,7 @@ class ActorCriticTeam(Team):
         }
 
     def _compiled_policy(self, name: str) -> tuple[CompiledNetwork, ...]:
-        """Return the actor and the critic as compiled code, for a policy that learns by such code.
-
-        The result is empty for all other policies.
-        """
+        """Return actor and critics as compiled code for a policy that learns by such code; () for all others."""
         if name not in self.learners or not self.learners[name].is_compiled:
             return ()
         model = cast(ActorCritic, self.models[name])

@@ -97,10 +97,7 @@ class TrialStandings(Mapping[int, TrialStanding]):
         return len(self._arrived.get(at, ()))
 
     def waiting_in_best(self, at: int, places: int) -> list[int]:
-        """Return the trials that wait at `at` and are among its `places` best.
-
-        The best comes first, and the earlier first among equals.
-        """
+        """Return the trials that wait at `at` and are among its `places` best, best first, the earlier among equals."""
         arrived, best = self._arrived.get(at, []), []
         for place in self._waiting.get(at, ()):
             if bisect_left(arrived, place) >= places:

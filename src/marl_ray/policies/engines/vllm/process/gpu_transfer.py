@@ -17,10 +17,7 @@ from marl_ray.policies.engines.host import WeightGroup
 
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Return the message that lets an engine on the same GPU read these tensors.
-
-    The tensors must exist until the engine has read them.
-    """
+    """Return the message by which an engine on the same GPU reads these tensors, which must exist until then."""
     handles = []
     for tensor in tensors.values():
         gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)
