@@ -49,6 +49,7 @@ GROUPS = {"algorithm": "grpo", "train": {"group_size": 2}}
 BUDGETS = {"constraints": [{"budget": 4}]}
 CRITIC = "an algorithm with a critic"
 TRUST_REGION = "an algorithm with a trust region"
+MULTIPLIERS = "an algorithm with Lagrange multipliers"
 DATA = {**TEXTS, "data": "decisions://log/e", "evaluation": {"every": 0}}
 
 
@@ -69,6 +70,9 @@ DATA = {**TEXTS, "data": "decisions://log/e", "evaluation": {"every": 0}}
             {**GROUPS, "algorithm": "remax"},
             "an algorithm that compares the sampled members of groups",
         ),
+        ("multiplier_0", {"algorithm": "ppo", **BUDGETS}, MULTIPLIERS),
+        ("multiplier_0", {"algorithm": "p3o", **BUDGETS}, MULTIPLIERS),
+        ("one/multiplier_0", {"algorithm": "map3o", **TWO, **BUDGETS}, MULTIPLIERS),
         ("left_out", GROUPS, "language models and an algorithm that compares the members of groups"),
         ("engine/log_prob_gap", GROUPS, "an engine that computes with modules of its own, such as vllm"),
         ("engine/log_prob_gap", TEXTS, "an engine that computes with modules of its own, such as vllm"),
@@ -117,7 +121,9 @@ def test_a_metric_whose_need_the_run_meets_is_accepted(metric, run):
 @pytest.mark.parametrize(
     ("metric", "run"),
     [
-        ("multiplier_0", {"algorithm": "p3o", **BUDGETS}),
+        ("multiplier_1", {"algorithm": "p3o", **BUDGETS}),
+        ("multiplier_1", {"algorithm": "ppo_lagrangian", **BUDGETS}),
+        ("multiplier_0", {}),
         ("return", DATA),
         ("episode_length", DATA),
         ("score", DATA),

@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.stored_files import appended_file
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 from marl_ray.tuning.running import trial_files
-from marl_ray.tuning.running.trial_files import TrialWriter, read_state
+from marl_ray.tuning.running.trial_files import Takeover, TrialState, TrialWriter, read_state, write_state
 
 LAST, KEEP = 12, 2
 
@@ -103,12 +103,41 @@ def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path):
     assert len(read_rows(folder)) == 1 and read_state(folder).checkpoints == ["attempt-2/checkpoint-1"]
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"strange": 1}', "3", "{", "\0\0"])
-def test_a_state_of_something_else_is_named(tmp_path, content):
+NOT_JSON = "not JSON: "
+
+
+@pytest.mark.parametrize(
+    ("content", "mistake"),
+    [
+        ("", f"{NOT_JSON}EOF while parsing a value at line 1 column 0"),
+        ("{", f"{NOT_JSON}EOF while parsing an object at line 1 column 1"),
+        ("\0\0", f"{NOT_JSON}expected value at line 1 column 1"),
+        ("[1]", "expected an object, got [1]"),
+        ("3", "expected an object, got 3"),
+        ("null", "expected an object, got nothing"),
+        ('{"strange": 1}', "unknown key 'strange'"),
+        ('{"attempts": "3"}', "attempts: expected a whole number, got '3'"),
+        ('{"attempts": true}', "attempts: expected a whole number, got True"),
+        ('{"seconds": "1"}', "seconds: expected a number, got '1'"),
+        ('{"checkpoints": ["a", 4]}', "checkpoints.1: expected text, got 4"),
+        ('{"exploits": [{"at": 8, "donor": 0}]}', "missing key 'exploits.0.values'"),
+    ],
+)
+def test_a_state_of_something_else_is_named(tmp_path, content, mistake):
     folder = folder_at(tmp_path, False)
     folder.write("trial.json", content.encode())
-    with pytest.raises(MarlRayError, match=r"^/.*/trial/trial.json is not the state of a trial: "):
+    with pytest.raises(MarlRayError) as refusal:
         read_state(folder)
+    assert str(refusal.value) == f"{tmp_path}/trial/trial.json is not the state of a trial: {mistake}"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_state_is_read_as_it_was_written(tmp_path, remote):
+    folder = folder_at(tmp_path, remote)
+    assert read_state(folder) == TrialState()
+    state = TrialState(["attempt-1/checkpoint-2"], 1, 128, 64, 2.5, [Takeover(64, 3, {"hyper.lr": 0.1})])
+    write_state(folder, state)
+    assert read_state(folder) == state
 
 
 @pytest.mark.parametrize("line", ["", "[1]", "3", "{", '{"iteration": 1e400}'])

@@ -11,7 +11,11 @@ from marl_ray.config.base import PATTERNS
 from marl_ray.config.mistakes.places import path_in, unknown_key_hint
 from marl_ray.errors import suggestion
 
-ABOUT_KEYS = {"missing": "missing key", "extra_forbidden": "unknown key"}
+ABOUT_KEYS = {
+    "missing": "missing key",
+    "extra_forbidden": "unknown key",
+    "unexpected_keyword_argument": "unknown key",
+}
 """Type of pydantic's errors that are about a key, not about its value -> what they say."""
 EXPECTED: dict[str, tuple[str, ...]] = {
     "a mapping of keys": ("dict_type", "mapping_type", "model_type", "model_attributes_type"),

@@ -4,15 +4,19 @@ They are plain data: the maths is in `marl_ray.algorithms`.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
 from marl_ray.config.mistakes.wording import first_mistake
-from marl_ray.config.run.hyper import HyperParameters
+from marl_ray.config.run.hyper import Aggregation, HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
 from marl_ray.json_types import JsonMapping
+
+CriticInput = Literal["none", "local", "central"]
+Constraint = Literal["none", "multiplier", "penalty", "trust_region"]
+UpdateOrder = Literal["simultaneous", "sequential"]
 
 ADAM_KEYS = ("adam_betas", "adam_eps")
 """Keys of `hyper` that `optimizer: adamw` reads, and no other."""
@@ -51,7 +55,7 @@ class AlgorithmSpec:
     """Its name as people write it."""
     paper: str
     """The paper or page that has its formulas."""
-    critic: Literal["none", "local", "central"] = "none"
+    critic: CriticInput = "none"
     """The input of its critic. Local: what the policy sees; central: the observations of all agents."""
     groups: bool = False
     """True if it compares several episodes from one start: then `train.group_size` must be two or more."""
@@ -64,9 +68,9 @@ class AlgorithmSpec:
     with the reference policy. Rows of a batch are then pairs, the preferred one first."""
     critic_first: bool = False
     """True if the critic is fitted to the batch's returns before the actor sees its advantages."""
-    constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
+    constraint: Constraint = "none"
     """Means by which it keeps budgets of costs: a Lagrange multiplier, a penalty in the loss, or a trust region's step."""
-    order: Literal["simultaneous", "sequential"] = "simultaneous"
+    order: UpdateOrder = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
     """True if the learner evaluates the old log-probabilities itself when an update begins.
@@ -161,10 +165,10 @@ _CRITIC_FREE_DEFAULTS: dict[str, object] = _GROUP_DEFAULTS | {"gamma": 1.0}
 def _group_spec(
     title: str,
     paper: str,
-    aggregation: str,
-    norm: str,
-    keys: tuple[str, ...] = _CLIP_KEYS,
     *,
+    aggregation: Aggregation,
+    advantage_norm: Literal["batch", "group", "none"],
+    keys: tuple[str, ...] = _CLIP_KEYS,
     group_norm: bool = True,
     **defaults: object,
 ) -> AlgorithmSpec:
@@ -172,45 +176,60 @@ def _group_spec(
 
     `group_norm` is False for one whose advantages no deviation of a group may divide.
     """
-    values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": norm} | defaults
+    values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": advantage_norm} | defaults
     return AlgorithmSpec(
         title, paper, groups=True, group_norm=group_norm, keys=(*keys, "dynamic_sampling"), defaults=values
     )
 
 
 def _constrained_spec(
-    title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any
+    title: str,
+    paper: str,
+    *,
+    constraint: Constraint,
+    critic: CriticInput,
+    order: UpdateOrder = "simultaneous",
+    keys: tuple[str, ...],
 ) -> AlgorithmSpec:
-    """Return the spec of an algorithm with cost critics and budgets."""
+    """Return the spec of an algorithm with cost critics and budgets; `keys` are those of its constraint alone."""
+    clip_keys = () if constraint == "trust_region" else _CLIP_KEYS
     return AlgorithmSpec(
         title,
         paper,
-        critic,
-        constraint=kind,
+        critic=critic,
+        constraint=constraint,
         order=order,
-        token_policies=kind != "trust_region",
-        keys=(*(() if kind == "trust_region" else _CLIP_KEYS), *_CRITIC_KEYS, *_COST_KEYS, *keys),
-        defaults=defaults,
+        token_policies=constraint != "trust_region",
+        keys=(*clip_keys, *_CRITIC_KEYS, *_COST_KEYS, *keys),
     )
 
 
 SPECS: dict[str, AlgorithmSpec] = {
     "ppo": AlgorithmSpec(
-        "Proximal policy optimisation", "arXiv 1707.06347", "local", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)
+        "Proximal policy optimisation", "arXiv 1707.06347", critic="local", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)
     ),
-    "ippo": AlgorithmSpec("Independent PPO", "arXiv 2011.09533", "local", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)),
-    "mappo": AlgorithmSpec("Multi-agent PPO", "arXiv 2103.01955", "central", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)),
+    "ippo": AlgorithmSpec("Independent PPO", "arXiv 2011.09533", critic="local", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)),
+    "mappo": AlgorithmSpec("Multi-agent PPO", "arXiv 2103.01955", critic="central", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)),
     "happo": AlgorithmSpec(
-        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)
+        "Heterogeneous-agent PPO",
+        "arXiv 2109.11251",
+        critic="central",
+        order="sequential",
+        keys=(*_CLIP_KEYS, *_CRITIC_KEYS),
     ),
-    "grpo": _group_spec("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
-    "dr_grpo": _group_spec("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
+    "grpo": _group_spec(
+        "Group relative policy optimisation",
+        "arXiv 2402.03300",
+        aggregation="seq-mean-token-mean",
+        advantage_norm="group",
+    ),
+    "dr_grpo": _group_spec("GRPO done right", "arXiv 2503.20783", aggregation="fixed-length", advantage_norm="none"),
     "rloo": _group_spec(
         "REINFORCE leave-one-out",
         "arXiv 2402.14740",
-        "token-mean",
-        "none",
-        (*_CLIP_KEYS, "ratio_level"),
+        aggregation="token-mean",
+        advantage_norm="none",
+        keys=(*_CLIP_KEYS, "ratio_level"),
         group_norm=False,  # it subtracts a mean of the others, which no deviation of all divides
     ),
     "reinforce_pp": AlgorithmSpec(
@@ -220,7 +239,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "token-mean", "advantage_norm": "batch"},
     ),
     "reinforce_pp_baseline": _group_spec(
-        "REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"
+        "REINFORCE++ with a group baseline", "arXiv 2501.03262", aggregation="token-mean", advantage_norm="batch"
     ),
     "remax": AlgorithmSpec(
         "ReMax",
@@ -233,32 +252,32 @@ SPECS: dict[str, AlgorithmSpec] = {
     "gspo": _group_spec(
         "Group sequence policy optimisation",
         "arXiv 2507.18071",
-        "seq-mean-token-mean",
-        "group",
+        aggregation="seq-mean-token-mean",
+        advantage_norm="group",
         clip=3e-4,
         clip_high=4e-4,
     ),
     "cispo": _group_spec(
         "Clipped importance sampling policy optimisation",
         "arXiv 2506.13585",
-        "token-mean",
-        "group",
-        _CLIP_BOUND_KEYS,
+        aggregation="token-mean",
+        advantage_norm="group",
+        keys=_CLIP_BOUND_KEYS,
         clip=1.0,  # no lower bound, as the paper: a weight is never negative
         clip_high=4.0,
     ),
     "dapo": _group_spec(
         "Decoupled clip and dynamic sampling policy optimisation",
         "arXiv 2503.14476",
-        "token-mean",
-        "group",
+        aggregation="token-mean",
+        advantage_norm="group",
         clip_high=0.28,
         dynamic_sampling=4,  # overlong handling is off: in an environment a time limit is an ordinary end
     ),
     "direct_dapo": AlgorithmSpec(
         "Direct advantage policy optimisation",
         "arXiv 2412.18279",
-        "local",
+        critic="local",
         critic_first=True,
         keys=("critic_lr", "regression_beta", "critic_epochs", "lowest_return", "highest_return"),
         defaults={"advantage_norm": "none", "entropy_coef": 0.0},
@@ -271,26 +290,39 @@ SPECS: dict[str, AlgorithmSpec] = {
         defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
     ),
     "ppo_lagrangian": _constrained_spec(
-        "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE_KEYS
+        "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", constraint="multiplier", critic="local", keys=_LAGRANGE_KEYS
     ),
     "pid_lagrangian": _constrained_spec(
-        "PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID_KEYS
+        "PID-Lagrangian", "arXiv 2007.03964", constraint="multiplier", critic="local", keys=_PID_KEYS
     ),
-    "p3o": _constrained_spec("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
+    "p3o": _constrained_spec(
+        "Penalised PPO", "arXiv 2205.11814", constraint="penalty", critic="local", keys=("penalty",)
+    ),
     "cpo": _constrained_spec(
-        "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST_KEYS
+        "Constrained policy optimisation",
+        "arXiv 1705.10528",
+        constraint="trust_region",
+        critic="local",
+        keys=_TRUST_KEYS,
     ),
     "mappo_lagrangian": _constrained_spec(
-        "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE_KEYS
+        "MAPPO-Lagrangian",
+        "arXiv 2110.02793",
+        constraint="multiplier",
+        critic="central",
+        order="sequential",
+        keys=_LAGRANGE_KEYS,
     ),
-    "map3o": _constrained_spec("Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"),
+    "map3o": _constrained_spec(
+        "Multi-agent P3O", "arXiv 2205.11814", constraint="penalty", critic="central", keys=("penalty",)
+    ),
     "macpo": _constrained_spec(
         "Multi-agent constrained policy optimisation",
         "arXiv 2110.02793",
-        "trust_region",
-        "central",
-        "sequential",
-        *_TRUST_KEYS,
+        constraint="trust_region",
+        critic="central",
+        order="sequential",
+        keys=_TRUST_KEYS,
     ),
 }
 """Every built-in algorithm, in the order of the documentation; `extensions.ALGORITHM` says where its functions are."""

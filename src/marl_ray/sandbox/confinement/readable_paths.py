@@ -37,10 +37,11 @@ def _loaded_packages() -> list[str]:
     files: list[str] = []
     for top in tops:
         file = getattr(sys.modules.get(top), "__file__", None) or ""
-        base, separator, _ = file.partition("/site-packages/")
-        if separator:
-            inside = f"{base}/site-packages/{top}"
-            files += [file] if os.path.dirname(file).endswith("site-packages") else [inside, f"{inside}.libs"]
+        for folder in PACKAGE_FOLDERS:
+            base, separator, inside = file.partition(f"/{folder}/")
+            if separator:
+                package = f"{base}/{folder}/{top}"
+                files += [package, f"{package}.libs"] if "/" in inside else [file]
     return sorted(path for path in files if os.path.exists(path))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, TypedDict
 
-from marl_ray.json_types import JsonMapping
+from marl_ray.json_types import JsonMapping, JsonObject, JsonValue
 from marl_ray.training.costs import CostStats
 
 STORED_KEYS = {"layouts": "holds", "play_facts": "play"}
@@ -88,11 +88,18 @@ class StateFile(NamedTuple):
     @classmethod
     def decode(cls, data: bytes) -> "StateFile":
         """Undo `encode`. Raises KeyError, TypeError or ValueError for other data."""
-        plain = json.loads(data)
-        learners, scalars = plain.pop("learners"), plain.pop("scalars")
-        costs = {name: _cost_stats(**stats) for name, stats in plain.pop("costs").items()}
+        plain = _object(json.loads(data))
+        learners, scalars, costs = (_object(plain.pop(key)) for key in ("learners", "scalars", "costs"))
+        stats = {name: _cost_stats(**_object(stored)) for name, stored in costs.items()}
         renamed = {name: plain.pop(key) for name, key in STORED_KEYS.items() if key in plain}
-        return cls(RunState(costs=costs, **renamed, **plain), learners, scalars)
+        return cls(RunState(costs=stats, **renamed, **plain), learners, scalars)
+
+
+def _object(value: JsonValue) -> JsonObject:
+    """Return a JSON object. Raises TypeError for another value."""
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {type(value).__name__}")
+    return value
 
 
 def _cost_stats(means: list[float] | None, episodes: int, decisions: float) -> CostStats:

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from marl_ray.errors import MarlRayError, one_line
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from marl_ray.config.mistakes.wording import first_mistake
+from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 
@@ -48,6 +51,19 @@ class Leg:
         return f"{self.number:04d}-{self.leg}"
 
 
+@dataclass(frozen=True)
+class Takeover:
+    """A trial takes over the weights of another trial."""
+
+    at: int
+    """Decision point: environment steps that every seed has played."""
+    donor: int
+    """Number of the trial whose weights they are."""
+    values: JsonObject
+    """The new values of the trial that takes over."""
+
+
+@with_config(ConfigDict(extra="forbid"))
 @dataclass
 class TrialState:
     """Progress of a trial, stored as `trial.json`."""
@@ -62,8 +78,12 @@ class TrialState:
     """Environment steps that this trial has played, all seeds together."""
     seconds: float = 0.0
     """Wall time in seconds."""
-    exploits: list[JsonObject] = field(default_factory=list)
-    """One mapping per takeover of another trial, with `at`, `donor` and `values`."""
+    exploits: list[Takeover] = field(default_factory=list)
+    """The takeovers of other trials, the newest last."""
+
+
+_STATE_READER = TypeAdapter(TrialState)
+"""Checks the types of a stored state."""
 
 
 def read_state(folder: Folder) -> TrialState:
@@ -72,27 +92,16 @@ def read_state(folder: Folder) -> TrialState:
     Raises OSError, and MarlRayError, which names the file, for one of something else.
     """
     try:
-        data = folder.read_json(STATE_FILE)
-        return TrialState(**data) if data else TrialState()
-    except (ValueError, TypeError) as error:
-        raise MarlRayError(f"{folder.uri}/{STATE_FILE} is not the state of a trial: {one_line(error)}") from None
+        return _STATE_READER.validate_json(folder.read(STATE_FILE), strict=True)
+    except FileNotFoundError:
+        return TrialState()
+    except ValidationError as error:
+        raise MarlRayError(f"{folder.uri}/{STATE_FILE} is not the state of a trial: {first_mistake(error)}") from None
 
 
 def write_state(folder: Folder, state: TrialState) -> None:
     """Replace the state of a trial in its folder."""
     folder.write_json(STATE_FILE, asdict(state))
-
-
-@dataclass(frozen=True)
-class Takeover:
-    """A trial takes over the weights of another trial."""
-
-    at: int
-    """Decision point: environment steps that every seed has played."""
-    donor: int
-    """Number of the trial whose weights they are."""
-    values: JsonObject
-    """The new values of the trial that takes over."""
 
 
 def is_takeover(name: str) -> bool:
@@ -106,14 +115,14 @@ def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
     Returns False if a driver that was killed has done so before. Raises OSError.
     """
     state = read_state(folder)
-    if any(exploit["at"] == takeover.at for exploit in state.exploits):
+    if any(exploit.at == takeover.at for exploit in state.exploits):
         return False
     name = f"{TAKEOVER_PREFIX}{takeover.at}"
     folder.copy_from(donor, read_state(donor).checkpoints[-1], name)
     if donor.exists("bundles"):
         folder.copy_from(donor, "bundles", "bundles")
     state.checkpoints.append(name)
-    state.exploits.append(asdict(takeover))
+    state.exploits.append(takeover)
     write_state(folder, state)
     return True
 

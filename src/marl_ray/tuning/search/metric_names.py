@@ -38,6 +38,9 @@ TEXT_GROUPS = Need(
     "language models and an algorithm that compares the members of groups",
     lambda run, name: run.has_language_models and run.spec_of(name).groups,
 )
+MULTIPLIERS = Need(
+    "an algorithm with Lagrange multipliers", lambda run, name: run.spec_of(name).constraint == "multiplier"
+)
 OTHER_ENGINE = Need(
     "an engine that computes with modules of its own, such as vllm",
     lambda run, name: (
@@ -104,7 +107,7 @@ def missing_need(run: RunConfig, name: str) -> str:
     if name in measures:
         return measures[name]
     for policy, prefix in _prefixes(run).items():
-        need = UPDATE_METRICS.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        need = _update_needs(run).get(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if need is not None and not need.is_met(run, policy):
             return need.text
     return ""
@@ -138,10 +141,8 @@ def metric_names(run: RunConfig) -> Iterator[str]:
     for prefix in ("eval/", "best/"):
         yield from (f"{prefix}{name}" for name in _evaluation_names(run))
     for name, prefix in _prefixes(run).items():
-        needs = UPDATE_METRICS.items()
+        needs = _update_needs(run).items()
         yield from (f"{prefix}{metric}" for metric, need in needs if need is None or need.is_met(run, name))
-        if run.spec_of(name).constraint == "multiplier":
-            yield from (f"{prefix}multiplier_{k}" for k in range(len(run.budgets)))
         if run.data is not None:
             yield f"data/{name}/passes"
     yield from CLOCK_METRICS
@@ -151,6 +152,11 @@ def metric_names(run: RunConfig) -> Iterator[str]:
         yield "time/benchmarks"
     if run.has_language_models:
         yield from TEXT_METRICS
+
+
+def _update_needs(run: RunConfig) -> dict[str, Need | None]:
+    """Return metric of a policy's update -> its condition, as `UPDATE_METRICS`, with a multiplier for each budget."""
+    return UPDATE_METRICS | {f"multiplier_{k}": MULTIPLIERS for k in range(len(run.budgets))}
 
 
 def _prefixes(run: RunConfig) -> dict[str, str]:

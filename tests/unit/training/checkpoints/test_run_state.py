@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.costs import CostStats
 
@@ -22,3 +24,19 @@ def test_fields_keep_their_keys_in_the_file():
 def test_a_state_is_read_as_it_was_written():
     written = StateFile(STATE, {"lm": {}}, {"lm/step": 4.0})
     assert StateFile.decode(written.encode()) == written
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "3"])
+def test_a_file_of_another_value_is_refused(content):
+    with pytest.raises(TypeError, match=r"^expected an object, got "):
+        StateFile.decode(content.encode())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("learners", []), ("scalars", None), ("costs", []), ("costs", {"lm": 3})],
+)
+def test_a_part_of_another_type_is_refused(key, value):
+    plain = json.loads(StateFile(STATE, {"lm": {}}, {"lm/step": 4.0}).encode())
+    with pytest.raises(TypeError, match=r"^expected an object, got "):
+        StateFile.decode(json.dumps(plain | {key: value}).encode())
