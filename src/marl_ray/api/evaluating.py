@@ -118,6 +118,7 @@ def evaluate(
     counts as not given. An interrupted evaluation is resumed from its folder `out`.
 
     On any benchmark:
+
     - out: folder of results and report; by default one under `runs/evaluations`.
     - k: value or values of pass@k; all possible ones by default.
     - split: part of the problems; all by default, and in a browser the part `test`.
@@ -126,12 +127,14 @@ def evaluate(
     - progress: function of what is counted, the number done and the total.
 
     On a benchmark of problems:
+
     - data, sha256: file or URI of the problems, and the digest that it must have.
     - mode: `official`, `hardened` or `both`; all that the benchmark has by default.
     - timeout_s: seconds for a program; the benchmark's own by default.
     - min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
 
     With a `policy` on a benchmark; in a browser it may also be `expert`, `random` or `package.module:NAME`:
+
     - agent: the agent whose policy answers alone.
     - num_samples: samples of each problem, or in a browser episodes of each task; 1 by default.
     - seed, greedy: seed of sampling, 0 by default; or take the most likely token each time.
@@ -142,6 +145,7 @@ def evaluate(
     - tracking_uri: MLflow that knows `models:/`; that of MLFLOW_TRACKING_URI or `runs/mlflow.db` by default.
 
     With `episodes`, beside `policy` and `tracking_uri`:
+
     - seed, greedy: seed of starts and actions, 1000 by default; or take the most likely action each time. With one seed
       all bundles meet the same starts.
     - max_steps: environment steps after which an episode is truncated; 2000 by default.
