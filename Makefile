@@ -53,9 +53,9 @@ test: install  ## Unit, integration and the fast end-to-end tests
 	$(PYTEST) -n 3 --dist loadfile -m "not slow and not long"
 
 test-long: install  ## The longest tests that CI runs
-	$(PYTEST) -n 3 --dist loadfile -m "long and not slow" tests/integration tests/e2e
+	$(PYTEST) -n 3 --dist loadfile -m "long and not slow"
 
-test-all: install  ## All tests, the slow ones too, and more random requests; FILES="FOLDER ..." runs a part of them
+test-all: install  ## All tests, the slow ones too, and more random cases; FILES="FOLDER ..." runs a part of them
 	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile $(FILES)
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is

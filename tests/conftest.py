@@ -37,7 +37,8 @@ def pytest_collection() -> None:
     import hypothesis
 
     # Speed is measured in benchmarks; a busy machine fails no test.
-    hypothesis.settings.register_profile("untimed", deadline=None)
+    examples = 400 if "THOROUGH" in os.environ else 40
+    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("untimed")
 
 
@@ -53,6 +54,17 @@ def shared_ray(path: Path) -> str | None:
     """
     mark = SHARED_RAY.search(path.read_text())
     return mark and mark[1]
+
+
+DESELECTED = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.(long|slow)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file all of whose tests are long or slow where `-m` leaves those out."""
+    if collection_path.suffix != ".py":
+        return None
+    mark = DESELECTED.search(collection_path.read_text())
+    return True if mark and f"not {mark[1]}" in config.option.markexpr.split(" and ") else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, NamedTuple
 
 import httpcore
@@ -42,6 +43,12 @@ _deadline: ContextVar[_Deadline] = ContextVar("request_deadline", default=_UNLIM
 """The deadline of the request that this thread sends."""
 
 
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Return the settings of TLS, made once in a process: reading the trusted certificates takes 20 ms."""
+    return httpx.create_ssl_context()
+
+
 class DeadlineClient(httpx.Client):
     """A client of httpx in which the timeout of a request, or else that of the client, limits the whole request.
 
@@ -51,7 +58,7 @@ class DeadlineClient(httpx.Client):
 
     def __init__(self, **options: Any):
         """Take the options of `httpx.Client`."""
-        super().__init__(**options)
+        super().__init__(**{"verify": _tls_context()} | options)
         for transport in (self._transport, *self._mounts.values()):
             if isinstance(transport, httpx.HTTPTransport):
                 pool = transport._pool

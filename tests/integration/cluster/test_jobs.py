@@ -37,6 +37,7 @@ def test_success_brings_the_whole_log_unwrapped(ray_cluster, tmp_path):
     assert f"first\n{long_line}\nlast" in log
 
 
+@pytest.mark.long
 def test_the_driver_is_this_python_and_sees_ray(ray_cluster, tmp_path):
     status, log = run(ray_cluster, tmp_path, "import ray, sys\nray.init()\nprint('exe', sys.executable)")
     assert status == 0, log
@@ -51,6 +52,7 @@ def test_failure_returns_the_drivers_status(ray_cluster, tmp_path):
     assert job_lines == ["job failing: FAILED: exit status 3"]
 
 
+@pytest.mark.long
 def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster, tmp_path):
     job_lines: list[str] = []
     options = {"job_lines": job_lines, "submission_id": "same-job", "metadata": {"config_hash": "a"}}

@@ -89,7 +89,13 @@ def test_a_story_ends_with_a_status_and_a_message(cluster, story):
     assert set(json.loads(stands.stdout)) == keys_of("cluster status")
 
 
-@pytest.mark.parametrize("bad_day", ["compact", "fail?status=503&times=4&path=ray", "fail?status=0&times=4&path=ray"])
+@pytest.mark.parametrize(
+    "bad_day",
+    [
+        "compact",
+        *(pytest.param(f"fail?status={k}&times=4&path=ray", marks=pytest.mark.long) for k in (503, 0)),
+    ],
+)
 def test_a_wait_outlives_what_happens_to_the_api(cluster, bad_day):
     """Versions that expire, errors and dropped connections, while the story continues."""
     story = "rayjob-retries-once"

@@ -153,6 +153,7 @@ def test_a_second_ray_in_one_process_is_refused():
         pass
 
 
+@pytest.mark.long
 def test_workers_talk_over_loopback(ray_cluster, tmp_path):
     """Two of Ray's workers exchange tensors by torch's gloo.
 

@@ -21,7 +21,10 @@ from marl_ray.training.single_process import process_group
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
 
 
-ALIKE = ("ippo", "reinforce_pp", "reinforce_pp_baseline", "ppo_lagrangian", "cpo", "map3o")
+ALIKE = (
+    *("mappo", "ippo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo", "rloo", "gspo", "cispo", "dapo"),
+    *("ppo_lagrangian", "pid_lagrangian", "cpo", "map3o"),
+)
 """Algorithms whose parts others have too, as `mappo_lagrangian` has multipliers; the command checks `reinforce_pp`."""
 
 

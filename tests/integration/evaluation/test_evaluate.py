@@ -212,6 +212,7 @@ def test_on_ray_the_results_are_those_of_one_process(ray_cluster, scored, tmp_pa
     assert ray_report["scores"] == report(scored)["scores"] and ray_report["problems"] == report(scored)["problems"]
 
 
+@pytest.mark.long
 def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
     import ray
 

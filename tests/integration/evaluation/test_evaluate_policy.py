@@ -111,6 +111,7 @@ def test_on_ray_the_samples_are_those_of_one_process(ray_cluster, team):
         source.manifest(problems)
 
 
+@pytest.mark.long
 def test_an_actor_that_dies_before_it_has_read_the_bundle_is_left_out(ray_cluster, team):
     import ray
 

@@ -120,6 +120,8 @@ def assert_equal(batch: ActorCriticBatch, reference: ActorCriticBatch) -> None:
             assert array is None if value is None else torch.equal(array, value), (name, field)
 
 
+SHORT = ("relay",)
+"""Teams whose loop is compiled in `make test`; that of each takes seconds."""
 PLANS = {
     "running": CollectPlan(11),
     "whole": CollectPlan(9, has_whole_episodes=True, group_size=2, has_greedy_copies=True),
@@ -128,7 +130,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize("team", [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in TEAMS])
 def test_the_compiled_loop_equals_single_steps(team, plan):
     fast, slow = (collector(team, PLANS[plan], compiled) for compiled in (True, False))
     team_players = players(team)

@@ -214,6 +214,7 @@ def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser, site):
     assert "lunch break" in text(browser)
 
 
+@pytest.mark.long
 def test_a_change_decided_on_an_older_page_is_refused(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
@@ -229,6 +230,7 @@ def test_a_change_decided_on_an_older_page_is_refused(browser, site):
     assert "Resume" in text(browser)
 
 
+@pytest.mark.long
 def test_neither_return_nor_a_missing_reason_changes_anything(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
@@ -241,6 +243,7 @@ def test_neither_return_nor_a_missing_reason_changes_anything(browser, site):
     assert "not yet" not in text(browser)
 
 
+@pytest.mark.long
 def test_a_draft_is_started_and_the_live_view_follows_by_itself(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/chess")

@@ -70,6 +70,7 @@ def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone):
     run.close()
 
 
+@pytest.mark.long
 def test_two_workers_play_what_one_plays(tmp_path):
     keys = (
         OVERLAP,

@@ -50,6 +50,7 @@ def test_language_models_train_the_same_as_on_one(alone):
             assert a == pytest.approx(b, abs=1e-4), name
 
 
+@pytest.mark.long
 def test_language_models_learn_the_same_from_data_as_on_one(alone, tmp_path):
     """With pairs and with responses that were served, of which the workers have different numbers."""
     pairs = tmp_path / "pairs.jsonl"

@@ -1,6 +1,7 @@
 """The command line inside the tests' own process, where Python and its libraries are loaded already."""
 
 import contextlib
+import functools
 import io
 import os
 import subprocess
@@ -9,12 +10,15 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import typer
 
 from marl_ray.cli import main
 from marl_ray.cli.documents.forms import FORMS
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = str(Path(sys.executable).parent / "marl-ray")
+BUILD_COMMANDS = functools.cache(typer.main.get_command)
+"""Typer builds all commands for each call, in 60 ms."""
 
 
 def without_ray() -> dict[str, str]:
@@ -32,6 +36,7 @@ def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.Complete
         contextlib.chdir(folder),
         patch.dict(os.environ, without_ray(), clear=True),
         patch.object(sys, "path", [*sys.path]),
+        patch.object(typer.main, "get_command", BUILD_COMMANDS),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as ended,

@@ -99,6 +99,7 @@ def test_workers_share_the_problems_and_measure_what_one_does(tmp_path, letters)
     assert [row["iteration"] for row in two] == [row["iteration"] for row in single] == [0, 2, 3]
 
 
+@pytest.mark.long
 def test_a_policy_that_samples_by_transformers_is_measured_by_it(letters):
     model = MODEL.replace("max_tokens: 4", "max_tokens: 4, engine: transformers")
     rows = train_alone(config(model, WARM, "train.total_steps=8", measure_override(letters)))
@@ -128,6 +129,7 @@ def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(letters,
         train_alone(config(MODEL, measure_override(letters)))
 
 
+@pytest.mark.long
 def test_a_curve_is_of_one_file(tmp_path, letters):
     options = (MODEL, "checkpoint.every=1", measure_override(letters))
     train_rows(str(tmp_path / "run"), *options)
@@ -162,6 +164,7 @@ def test_what_cannot_be_measured_is_one_line_before_a_cluster_starts(entry, mess
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_code_team_writes_together_and_its_programs_are_tested(tmp_path):
     team = "{model: {preset: tiny-0.2m, context: 512}, generation: {max_tokens: 6}}"
     run = config(

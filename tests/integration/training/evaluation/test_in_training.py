@@ -156,6 +156,7 @@ def test_an_episode_that_never_ends_is_truncated_and_said_to_be():
     ] * 3
 
 
+@pytest.mark.long
 def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
     long = ("train.total_steps=10240", "train.horizon=64", "hyper.lr=1e-5", "hyper.epochs=1", "hyper.minibatches=1")
     rows = train_alone(config(*long, "evaluation.episodes=4"))

@@ -38,7 +38,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-@pytest.mark.parametrize("algorithm", ["mappo", "ippo", "reinforce_pp", "direct_dapo", "cpo"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["mappo", "reinforce_pp", "cpo", *(pytest.param(name, marks=pytest.mark.long) for name in ("ippo", "direct_dapo"))],
+)
 def test_the_first_iteration_plays_as_well_as_the_log(data, algorithm):
     """With a central, a local and no critic, one that is fitted before the actor, and a trust region."""
     more = ["constraints=[{budget: 100}]"] if algorithm == "cpo" else []
@@ -61,9 +64,10 @@ def test_imitating_the_best_units_of_a_poor_log_starts_better_than_the_log(tmp_p
     assert best > cold + 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param([], marks=pytest.mark.long), ["algorithm=ippo", "warm_start.top=0.3", "warm_start.batch=61"]],
+    [[], ["algorithm=ippo", "warm_start.top=0.3", "warm_start.batch=61"]],
 )
 def test_two_workers_start_as_one(data, tmp_path, overrides):
     """Also where the last minibatch is one decision, of which one worker has no part."""

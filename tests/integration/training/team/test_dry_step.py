@@ -56,6 +56,7 @@ def test_workers_share_weights_gradients_and_moments(workers):
     assert peak.total == sum(peak)
 
 
+@pytest.mark.long
 def test_workers_that_compute_passes_together_hold_less_of_a_pass():
     four = LlamaConfig(
         **TINY.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 1024}

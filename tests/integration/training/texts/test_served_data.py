@@ -101,7 +101,10 @@ def data(bundle: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return serve(tmp_path_factory.mktemp("served"), bundle, 256, ("hello",))
 
 
-@pytest.mark.parametrize("algorithm", ["rloo", "grpo", "reinforce_pp", "gspo", "dpo"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["grpo", "dpo", *(pytest.param(name, marks=pytest.mark.long) for name in ("rloo", "reinforce_pp", "gspo"))],
+)
 def test_a_run_learns_from_what_was_served(tmp_path, bundle, data, algorithm):
     lr = ["hyper.beta=0.5"] if algorithm == "dpo" else []
     run = learn(bundle, data, f"algorithm={algorithm}", *lr)

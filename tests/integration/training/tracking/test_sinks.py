@@ -31,6 +31,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(128, 2.0)]
 
 
+@pytest.mark.long
 def test_wandb_writes_its_files_without_a_server(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     for place in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -160,7 +159,14 @@ def treated_blocks(share: float, run: int) -> np.ndarray:
 SERIES = {"drift": 0.9, "day and night": 0.0, "highs after lows": -0.8}
 
 
-@pytest.mark.parametrize(("series", "share"), [*product(SERIES, [0.5]), ("drift", 0.2)])
+@pytest.mark.parametrize(
+    ("series", "share"),
+    [
+        ("drift", 0.5),
+        ("highs after lows", 0.5),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("day and night", 0.5), ("drift", 0.2))),
+    ],
+)
 def test_switchbacks_whose_blocks_are_alike_or_not_err_at_most_alpha(series, share):
     """240 blocks whose sessions share their time's luck, whichever arm they have."""
     rng, wrong, promoted, naive = np.random.default_rng(2), 0, 0, 0

@@ -268,7 +268,13 @@ def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(stores, clock):
     assert low < 0 < high  # what the treatment lacks may have been failures
 
 
-@pytest.mark.parametrize(("randomize", "bounds"), [("session", {}), ("session", {"bounds": [0, 1]}), ("cluster", {})])
+@pytest.mark.parametrize(
+    ("randomize", "bounds"),
+    [
+        ("session", {}),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("session", {"bounds": [0, 1]}), ("cluster", {}))),
+    ],
+)
 def test_successes_that_one_arm_reports_later_are_no_harm(stores, clock, randomize, bounds):
     """One in twenty succeeds and half of the failures report; two of five of the treatment's successes come too late."""
     config = open_experiment(stores, randomize=randomize, min_outcomes=50, margin=1e-4, **bounds)
