@@ -102,7 +102,7 @@ def group_problems(constraints, count, seed):
     return groups
 
 
-@pytest.mark.parametrize(("constraints", "count"), [(1, 700), (2, 600)])
+@pytest.mark.parametrize(("constraints", "count"), [pytest.param(1, 700, marks=pytest.mark.long), (2, 600)])
 def test_no_random_problem_is_solved_worse_than_by_brute_force(constraints, count):
     seen = collections.Counter()
     for size, group in group_problems(constraints, count, seed=constraints).items():
