@@ -15,7 +15,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.bundles.loading import load_bundle
 
 Answer = dict[str, dict[str, Any]]
@@ -33,7 +33,7 @@ class Team:
 
         torch.set_num_threads(1)
         loaded = load_bundle(bundle)
-        assert isinstance(loaded, Bundle)
+        assert isinstance(loaded, ActorCriticBundle)
         self._bundle = loaded
         self._noise = np.random.default_rng()
         self._waiting: list[tuple[dict[str, np.ndarray], asyncio.Future[Answer]]] = []

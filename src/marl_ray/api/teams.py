@@ -11,7 +11,7 @@ from marl_ray.config import GenerationConfig, resolve_tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
 if TYPE_CHECKING:
-    from marl_ray.policies.bundles.actor_critic import Bundle
+    from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
     from marl_ray.policies.bundles.language import TokenBundle
     from marl_ray.policies.engines.base import Engine
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -38,7 +38,7 @@ def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
 class LoadedTeam:
     """The policies of a bundle, ready to act for its agents. Not safe to use from several threads at once."""
 
-    def __init__(self, bundle: "Bundle | TokenBundle", source: str):
+    def __init__(self, bundle: "ActorCriticBundle | TokenBundle", source: str):
         """Hold a bundle, which `source` names as the user did: by its folder, or its name in MLflow."""
         self.bundle = bundle
         self.source = source
@@ -76,7 +76,7 @@ class LoadedTeam:
 
         Raises FieldError, whose field names the argument and the agent.
         """
-        from marl_ray.policies.bundles.actor_critic import Bundle
+        from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 
         if not isinstance(observations, Mapping):
             raise FieldError("observations", f"expected agent -> observation, got {type(observations).__name__}")
@@ -86,7 +86,7 @@ class LoadedTeam:
             raise FieldError("action_masks", f"expected agent -> mask, got {type(action_masks).__name__}")
         if not isinstance(generation, Mapping | None):
             raise FieldError("generation", f"expected settings by name, got {type(generation).__name__}")
-        if isinstance(self.bundle, Bundle):
+        if isinstance(self.bundle, ActorCriticBundle):
             if generation is not None:
                 raise FieldError("generation", "expected none, the bundle holds actor-critics")
             return _choose_actions(self.bundle, observations, greedy, seed, action_masks or {})
@@ -142,7 +142,11 @@ def _change_generation(generation: GenerationConfig, changes: Mapping[str, objec
 
 
 def _choose_actions(
-    bundle: "Bundle", observations: Mapping[str, object], greedy: bool, seed: int | None, masks: Mapping[str, object]
+    bundle: "ActorCriticBundle",
+    observations: Mapping[str, object],
+    greedy: bool,
+    seed: int | None,
+    masks: Mapping[str, object],
 ) -> dict[str, object]:
     rows = {agent: bundle.parse_observation(agent, observation) for agent, observation in observations.items()}
     if unknown := [agent for agent in masks if agent not in rows]:

@@ -12,7 +12,7 @@ from toy_runs.runs import config
 
 from marl_ray.config import NetworkConfig, RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, save_bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle, PolicyParts, save_bundle
 from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.training.loop.callbacks import Metrics
@@ -91,7 +91,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema = SCHEMA
 
 def toy_bundle(
     folder: Path, seed: int, observation: Any, action: Any, agents: Sequence[str], scale: float = 1.0
-) -> Bundle:
+) -> ActorCriticBundle:
     """A random policy for all agents; a greater `scale` makes it less even."""
     torch.manual_seed(seed)
     network = NetworkConfig(hidden=(8,), normalize=False)

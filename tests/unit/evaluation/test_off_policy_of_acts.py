@@ -18,7 +18,7 @@ from marl_ray.evaluation.off_policy.acts import (
     start_features,
 )
 from marl_ray.evaluation.off_policy.estimates import cross_fit
-from marl_ray.policies.bundles.actor_critic import MAX_ROWS, Bundle
+from marl_ray.policies.bundles.actor_critic import MAX_ROWS, ActorCriticBundle
 
 STEPS, STATES, CHANCE = 3, 3, 0.8
 OBSERVATION, ACTION = spaces.MultiDiscrete([STEPS, STATES]), spaces.Discrete(2, start=1)
@@ -29,7 +29,7 @@ START = np.array([0.0, 3.0, -3.0])
 """The part of a unit's outcome that is due to its first state."""
 
 
-def bundle(folder: Path, seed: int, scale: float = 0.1) -> Bundle:
+def bundle(folder: Path, seed: int, scale: float = 0.1) -> ActorCriticBundle:
     return toy_bundle(folder, seed, OBSERVATION, ACTION, AGENTS, scale)
 
 
@@ -38,7 +38,7 @@ def move(state: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return (state + 1 + left + right) % STATES
 
 
-def true_value(policy: Bundle) -> float:
+def true_value(policy: ActorCriticBundle) -> float:
     """By dynamic programming over times, states and joint actions."""
     value = np.zeros(STATES)
     for time in reversed(range(STEPS)):
@@ -56,7 +56,7 @@ def true_value(policy: Bundle) -> float:
     return float((value + START).mean())
 
 
-def log(path: Path, policy: Bundle, seed: int = 0, units: int = UNITS, first: int = 0, **other) -> str:
+def log(path: Path, policy: ActorCriticBundle, seed: int = 0, units: int = UNITS, first: int = 0, **other) -> str:
     """Units that the policy was served in; outcomes have noise of their own."""
     random = np.random.default_rng(seed)
     state = random.integers(STATES, size=units)
@@ -81,7 +81,7 @@ def log(path: Path, policy: Bundle, seed: int = 0, units: int = UNITS, first: in
 
 
 @pytest.fixture(scope="module")
-def behaviour(tmp_path_factory) -> Bundle:
+def behaviour(tmp_path_factory) -> ActorCriticBundle:
     return bundle(tmp_path_factory.mktemp("bundles"), 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from toy_serving.gateways import AGENTS, SEES, act, gateway_config, make_bundle, serving, with_gateway
 
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.http.messages import route_path
 
 
@@ -181,13 +181,13 @@ async def test_masked_actions_are_never_taken_and_masks_are_checked(config):
 
 async def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch):
     passes: list[tuple[str, int, bool]] = []
-    original = Bundle.act
+    original = ActorCriticBundle.act
 
     def counted(self, requests, noise=None, masks=(), act=None):
         passes.append((self.digest, len(requests), noise is None))
         return original(self, requests, noise, masks, act)
 
-    monkeypatch.setattr(Bundle, "act", counted)
+    monkeypatch.setattr(ActorCriticBundle, "act", counted)
 
     async with serving(config.model_copy(update={"max_batch": 64})) as (client, _):
         modes = ("sample", "greedy")
@@ -201,14 +201,14 @@ async def test_concurrent_requests_share_passes_and_never_mix_arms(config, monke
 
 def fail_passes(monkeypatch, count):
     """Let the next passes of any arm fail."""
-    original, failures = Bundle.act, iter([True] * count)
+    original, failures = ActorCriticBundle.act, iter([True] * count)
 
     def failing(self, requests, noise=None, masks=(), act=None):
         if next(failures, False):
             raise RuntimeError("secret")
         return original(self, requests, noise, masks, act)
 
-    monkeypatch.setattr(Bundle, "act", failing)
+    monkeypatch.setattr(ActorCriticBundle, "act", failing)
 
 
 def session_of(app, arm):

@@ -111,11 +111,11 @@ def experiment_off_policy(
     The exit status is 1 if the bundle should not be exposed.
     """
     from marl_ray.evaluation.off_policy.acts import estimate_outcome
-    from marl_ray.policies.bundles.actor_critic import Bundle
+    from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
     from marl_ray.policies.bundles.loading import load_bundle
 
     loaded = load_bundle(bundle, tracking_uri)
-    if isinstance(loaded, Bundle):
+    if isinstance(loaded, ActorCriticBundle):
         estimate = estimate_outcome(loaded, data, floor=floor)
     else:
         from marl_ray.evaluation.off_policy.texts import estimate_text_outcome  # transformers takes seconds to import

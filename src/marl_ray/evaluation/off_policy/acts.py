@@ -18,7 +18,7 @@ from marl_ray.evaluation.off_policy.estimates import MAX_FEATURES, OffPolicyEsti
 from marl_ray.experiments.statistics.off_policy import PolicyValue, doubly_robust, snips
 from marl_ray.policies.actor_critic.distributions import Gaussian
 from marl_ray.policies.actor_critic.spaces import CATEGORICAL_SPACES, cardinalities
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 
 MAX_CODES = 64
@@ -26,7 +26,7 @@ MAX_CODES = 64
 
 
 def estimate_outcome(
-    bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
+    bundle: ActorCriticBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and compare it with `floor`.
 
@@ -40,13 +40,13 @@ def estimate_outcome(
     return combine_estimates(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
 
 
-def logged_for(bundle: Bundle, path: str) -> LoggedUnits:
+def logged_for(bundle: ActorCriticBundle, path: str) -> LoggedUnits:
     """Read exported decisions in the form that the bundle's policies take. Raises MarlRayError if they do not fit."""
     policies = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
     return read_logged(path, bundle.agents, policies)
 
 
-def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
+def evaluate_bundle(bundle: ActorCriticBundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
     """Return the mean outcome of a unit under the bundle, by self-normalised importance sampling.
 
     The estimator is `experiments.statistics.off_policy.snips`.
@@ -56,7 +56,7 @@ def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05
     return snips(weights[used], logged.outcomes[used], alpha)
 
 
-def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
+def evaluate_doubly_robust(bundle: ActorCriticBundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
     """Return the mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
     The model predicts a unit's outcome from its first observations, with the same prediction for the logged actions and
@@ -71,7 +71,7 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
     return doubly_robust(unit_weights, outcomes, predicted, predicted, alpha)
 
 
-def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
+def log_weights(bundle: ActorCriticBundle, logged: LoggedUnits) -> np.ndarray:
     """Return the log importance weights of units, (units,).
 
     The weights are sums of target - behaviour log-probabilities over own decisions of stochastic acts. Raises
@@ -116,7 +116,7 @@ def _drawn_units(logged: LoggedUnits) -> np.ndarray:
     return used
 
 
-def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
+def start_features(bundle: ActorCriticBundle, logged: LoggedUnits) -> np.ndarray:
     """Return the first observations of all agents side by side, (units, at most MAX_FEATURES).
 
     Entries with few categories are one-hot.

@@ -26,7 +26,7 @@ from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent
 from marl_ray.evaluation.writing.authors import authors_of
 from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.stored_files.record_files import read_bytes
 from marl_ray.stored_files.temporary_files import replace_file
@@ -102,7 +102,7 @@ def make_agent(request: WebRequest) -> WebAgent:
     agent = request.agent or names[0]
     if agent not in names or (request.agent is None and len(set(bundle.agents.values())) > 1):
         raise FieldError("agent", f"expected one of {', '.join(names)}, got {request.agent}")
-    if not isinstance(bundle, Bundle):
+    if not isinstance(bundle, ActorCriticBundle):
         return LanguageAgent(authors_of(bundle), agent, request.overrides, request.seed, request.greedy)
     if options := [name for name, value in request.overrides.items() if value is not None]:
         raise FieldError(options[0], "expected with language models, not with actor-critics")

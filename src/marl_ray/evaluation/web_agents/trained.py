@@ -13,7 +13,7 @@ from marl_ray.evaluation.web_agents.protocol import WebAgent, WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_generator
 from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
 from marl_ray.json_types import JsonMapping
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
@@ -68,7 +68,7 @@ class LanguageAgent(WebAgent):
 class ElementAgent(WebAgent):
     """An actor-critic that was trained on `miniwob_elements`: it chooses an element of the page."""
 
-    def __init__(self, bundle: Bundle, agent: str, seed: int, greedy: bool):
+    def __init__(self, bundle: ActorCriticBundle, agent: str, seed: int, greedy: bool):
         """`agent` names the policy of the bundle that plays. Raises FieldError for one that was trained on anything else."""
         self.policy, self.digest = bundle.policies[bundle.agents[agent]], bundle.digest
         self.seed, self.greedy = seed, greedy

@@ -4,7 +4,7 @@ Their weights stand side by side. The pass of a small network takes its time in 
 arithmetic. So the rows of several bundles pass the layers of all bundles at once, with one batched matrix product per
 layer, and each row keeps the result of its own bundle. This multiplies the arithmetic by the number of bundles, which
 pays for small networks only (`MAX_WEIGHTS`). For the same reason everything but the sum over categories is numpy, whose
-calls take a third of the time of torch's. One request takes 30 us in this way, and 75 us through `Bundle.act`.
+calls take a third of the time of torch's. One request takes 30 us in this way, and 75 us through `ActorCriticBundle.act`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from torch.nn import functional
 from marl_ray.policies.actor_critic.distributions import FORBIDDEN_LOGIT, Categorical
 from marl_ray.policies.actor_critic.networks import Network, OneHotLinear, VectorLinear
 from marl_ray.policies.actor_critic.spaces import to_row
-from marl_ray.policies.bundles.actor_critic import Bundle, ServedPolicy
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle, ServedPolicy
 
 MAX_WEIGHTS = 50_000
 """Maximum number of weights in the matrices of a network. Tables of categories do not count: they are not multiplied."""
@@ -143,7 +143,7 @@ class _StackedPolicy:
 class Stack:
     """Bundles that act in one pass."""
 
-    def __init__(self, bundles: Sequence[Bundle]):
+    def __init__(self, bundles: Sequence[ActorCriticBundle]):
         """Raise ValueError unless `can_stack` of the bundles."""
         if not can_stack(bundles):
             raise ValueError("expected bundles whose policies are built alike")
@@ -159,7 +159,7 @@ class Stack:
         noise: np.random.Generator | None = None,
         masks: Sequence[Mapping[str, np.ndarray]] = (),
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
-        """Act as `Bundle.act` does, each request by the bundle whose number is in `which`."""
+        """Act as `ActorCriticBundle.act` does, each request by the bundle whose number is in `which`."""
 
         def act(
             policy: str, numbers: list[int], rows: np.ndarray, uniforms: np.ndarray | None, allowed: np.ndarray | None
@@ -170,7 +170,7 @@ class Stack:
             return self._bundle.act(requests, noise, masks, act)
 
 
-def can_stack(bundles: Sequence[Bundle]) -> bool:
+def can_stack(bundles: Sequence[ActorCriticBundle]) -> bool:
     """Return True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
     first = bundles[0]
     if any(bundle.agents != first.agents or bundle.policies.keys() != first.policies.keys() for bundle in bundles):

@@ -89,7 +89,7 @@ class ServedPolicy:
 
 
 @dataclass(frozen=True)
-class Bundle(BaseBundle):
+class ActorCriticBundle(BaseBundle):
     """A team read from a bundle, ready to act on CPU."""
 
     manifest: Manifest
@@ -260,9 +260,9 @@ def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifes
     )
 
 
-def read_actor_critics(folder: Path, manifest: Manifest) -> Bundle:
+def read_actor_critics(folder: Path, manifest: Manifest) -> ActorCriticBundle:
     """Return the bundle whose files are in `folder`. Raises MarlRayError if any is missing or differs from its hash."""
-    return Bundle(manifest, {name: _read_policy(folder, entry) for name, entry in manifest.policies.items()})
+    return ActorCriticBundle(manifest, {name: _read_policy(folder, entry) for name, entry in manifest.policies.items()})
 
 
 def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:

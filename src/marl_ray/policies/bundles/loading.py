@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Bundle, read_actor_critics
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle, read_actor_critics
 from marl_ray.policies.bundles.manifest import Manifest, check_models, local_folder, read_manifest
 from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def load_bundle(
     reference: str | Path, tracking_uri: str | None = None, digest: str | None = None
-) -> "Bundle | TokenBundle":
+) -> "ActorCriticBundle | TokenBundle":
     """Read and verify a bundle from a folder or from `models:/name/version` (an MLflow registry).
 
     Raises MarlRayError if it is missing, malformed, if any content differs from its digest, or if it has another `digest`.
@@ -38,9 +38,9 @@ def load_bundle(
         return TokenBundle(manifest, models)
 
 
-def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
+def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> ActorCriticBundle:
     """Load a bundle of actor-critics. Raises MarlRayError if it is one of language models."""
     bundle = load_bundle(reference, tracking_uri)
-    if not isinstance(bundle, Bundle):
+    if not isinstance(bundle, ActorCriticBundle):
         raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")
     return bundle

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marl_ray.policies.actor_critic.stacked import Stack, can_stack
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass_number
 from marl_ray.serving.arms.protocol import Answer, ArraysByAgent
 
@@ -24,7 +24,7 @@ from marl_ray.serving.arms.protocol import Answer, ArraysByAgent
 class _WaitingRequest:
     """A request until its pass has answered it."""
 
-    bundle: Bundle
+    bundle: ActorCriticBundle
     observations: ArraysByAgent
     masks: ArraysByAgent
     greedy: bool
@@ -83,13 +83,13 @@ class PassBatcher:
         self._noise = noise
         self._waiting: list[_WaitingRequest] = []
         self._changing = threading.Lock()
-        self._bundles: dict[str, Bundle] = {}
+        self._bundles: dict[str, ActorCriticBundle] = {}
         """Digest -> bundle. Read and changed with the lock held, as is `_arms`."""
         self._arms: Counter[str] = Counter()
         """Digest -> number of arms with this bundle."""
         self._stacked = _stack_bundles({})
 
-    def join(self, bundle: Bundle) -> None:
+    def join(self, bundle: ActorCriticBundle) -> None:
         """Add another arm's bundle. From any thread; it blocks while the weights are stacked."""
         with self._changing:
             self._arms[bundle.digest] += 1
@@ -97,7 +97,7 @@ class PassBatcher:
                 self._bundles[bundle.digest] = bundle
                 self._stacked = _stack_bundles(self._bundles)
 
-    def leave(self, bundle: Bundle) -> None:
+    def leave(self, bundle: ActorCriticBundle) -> None:
         """Remove an arm's bundle, unless another arm has the same one. From any thread, once for each `join`."""
         with self._changing:
             self._arms[bundle.digest] -= 1
@@ -106,7 +106,7 @@ class PassBatcher:
                 self._stacked = _stack_bundles(self._bundles)
 
     def act(
-        self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
+        self, bundle: ActorCriticBundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
     ) -> "asyncio.Future[Answer]":
         """Return the actions and log-probabilities of one request.
 
@@ -177,7 +177,7 @@ class PassBatcher:
         return batches
 
 
-def _stack_bundles(bundles: Mapping[str, Bundle]) -> _StackedBundles:
+def _stack_bundles(bundles: Mapping[str, ActorCriticBundle]) -> _StackedBundles:
     """Stack the weights of these bundles, by digest, if their policies have the same architecture."""
     places = {digest: place for place, digest in enumerate(bundles)}
     is_stackable = bool(bundles) and can_stack(list(bundles.values()))
@@ -187,7 +187,7 @@ def _stack_bundles(bundles: Mapping[str, Bundle]) -> _StackedBundles:
 class ArmBatcher:
     """An arm in this process, whose requests share forward passes with those of the other arms of its `PassBatcher`."""
 
-    def __init__(self, bundle: Bundle, passes: PassBatcher):
+    def __init__(self, bundle: ActorCriticBundle, passes: PassBatcher):
         self.bundle = bundle
         self._passes = passes
         passes.join(bundle)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runt
 import numpy as np
 
 from marl_ray.json_types import JsonMapping
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.arms.external.model import ExternalModel
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from marl_ray.policies.bundles.language import TokenBundle
 
-AnyBundle: TypeAlias = "Bundle | TokenBundle | ExternalModel"
+AnyBundle: TypeAlias = "ActorCriticBundle | TokenBundle | ExternalModel"
 ArraysByAgent = Mapping[str, np.ndarray]
-"""Agent -> its observation, parsed by `Bundle.parse_observation`, or its action mask."""
+"""Agent -> its observation, parsed by `ActorCriticBundle.parse_observation`, or its action mask."""
 Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
@@ -175,7 +175,7 @@ class Arm(Protocol):
     Such an arm is in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`).
     """
 
-    bundle: Bundle
+    bundle: ActorCriticBundle
 
     def act(self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None) -> Awaitable[Answer]:
         """Return the actions and log-probabilities of one request.

@@ -20,7 +20,7 @@ from marl_ray.config import ArmConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
@@ -50,7 +50,7 @@ class ArmHost:
         listen_on_node_address()
         torch.set_num_threads(1)
         bundle = load_bundle(reference, tracking_uri, digest)
-        assert isinstance(bundle, Bundle)
+        assert isinstance(bundle, ActorCriticBundle)
         self._batcher = ArmBatcher(bundle, PassBatcher(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
@@ -71,7 +71,7 @@ class ArmHost:
 class RemoteArm:
     """An arm behind a handle; requests share its calls."""
 
-    def __init__(self, bundle: Bundle, handle: DeploymentHandle[Any], deadline_s: float, replicas: int):
+    def __init__(self, bundle: ActorCriticBundle, handle: DeploymentHandle[Any], deadline_s: float, replicas: int):
         self.bundle = bundle
         # Calls carry arrays and numbers, which plain pickle packs in a fraction of cloudpickle's time; it works between
         # processes of one application.
@@ -145,7 +145,7 @@ def start_host(
         handle = serve.get_app_handle(name)
     except RayServeException as error:
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
-    if isinstance(bundle, Bundle):
+    if isinstance(bundle, ActorCriticBundle):
         # The limits of the running application, which another experiment may have started with other settings.
         replica_states = [part.replica_states for part in status.deployments.values()]
         running = sum(count for by_state in replica_states for state, count in by_state.items() if state == "RUNNING")

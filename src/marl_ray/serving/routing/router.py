@@ -15,7 +15,7 @@ from marl_ray.experiments.lifecycle import FINAL_STATUSES, ExperimentStatus
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.units import Exposure
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.errors import UnavailableError, WrongKindError
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -183,7 +183,7 @@ class Router:
         held = self._held
         return held.arms[self._first_answering(held, arm)].bundle
 
-    def actor_bundle_of(self, arm: str, field: str = "experiment") -> Bundle:
+    def actor_bundle_of(self, arm: str, field: str = "experiment") -> ActorCriticBundle:
         """Return the bundle of `bundle_of`, which must hold actor-critics.
 
         Raises WrongKindError naming the field if it holds language models, and as `bundle_of` does.

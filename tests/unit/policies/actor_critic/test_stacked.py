@@ -10,7 +10,7 @@ from gymnasium import spaces
 from marl_ray.config import NetworkConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.stacked import Stack, can_stack
-from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, save_bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle, PolicyParts, save_bundle
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
@@ -30,7 +30,7 @@ def random_bundle(
     seed: int,
     network: NetworkConfig | None = None,
     action: spaces.Space = ACTIONS,
-) -> Bundle:
+) -> ActorCriticBundle:
     """Random weights, two agents with a policy of their own each."""
     torch.manual_seed(seed)
     network = network or NetworkConfig(hidden=(16, 8))
@@ -44,7 +44,7 @@ def random_bundle(
     return load_bundle(save_bundle(folder, {"a": "p", "b": "q"}, parts, lineage))
 
 
-def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray]]:
+def requests(bundle: ActorCriticBundle, count: int, seed: int) -> list[dict[str, np.ndarray]]:
     space = bundle.policies["p"].observation_space
     space.seed(seed)
     agents = (["a", "b"], ["b"], ["a"])

@@ -13,7 +13,7 @@ from waiting import until_async
 from marl_ray.config import BreakerConfig, CacheConfig, ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError
@@ -114,14 +114,14 @@ async def test_kept_answers_are_no_successes_of_an_arm(tmp_path):
 
 
 async def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
-    original = Bundle.act
+    original = ActorCriticBundle.act
 
     def picky(self, requests, noise=None, masks=(), act=None):
         if any(request["agent"][0] == 1 for request in requests):
             raise RuntimeError("what a strange input")
         return original(self, requests, noise, masks, act)
 
-    monkeypatch.setattr(Bundle, "act", picky)
+    monkeypatch.setattr(ActorCriticBundle, "act", picky)
     served = load_actor_critics(bundle(tmp_path, 1, False))
 
     batcher = ArmBatcher(served, PassBatcher(64, np.random.default_rng(0)))
@@ -136,14 +136,14 @@ async def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatc
     four = bundle(tmp_path, 4, False, broken=how == "not finite", units=16)  # of another size: it has passes of its own
     arms = {"one": bundle(tmp_path, 1, False), "four": four}
     digest = load_actor_critics(four).digest
-    original = Bundle.act
+    original = ActorCriticBundle.act
 
     def failing(self, requests, noise=None, masks=(), act=None):
         if how == "raises" and self.digest == digest:
             raise RuntimeError("out of memory")
         return original(self, requests, noise, masks, act)
 
-    monkeypatch.setattr(Bundle, "act", failing)
+    monkeypatch.setattr(ActorCriticBundle, "act", failing)
 
     async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
         seen = []

@@ -11,7 +11,7 @@ from stores.migrated import migrate
 from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, ask, bundle, circuits, config_of_arms, errors_of
 from waiting import until_async
 
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, LostError
@@ -145,7 +145,7 @@ async def test_the_scoring_of_a_text_fails_as_an_arm_does_and_is_cancelled_with_
 class Elsewhere:
     """An arm in another process, whose calls end as `ends` says."""
 
-    def __init__(self, served: Bundle, *ends: Exception):
+    def __init__(self, served: ActorCriticBundle, *ends: Exception):
         self.bundle, self._batcher = served, ArmBatcher(served, PassBatcher(64, np.random.default_rng(0)))
         self.ends = list(ends)
 

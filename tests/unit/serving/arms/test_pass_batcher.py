@@ -12,7 +12,7 @@ from toy_serving.gateways import make_bundle
 from watched_lock import watch_lock
 
 from marl_ray.policies.actor_critic.stacked import Stack
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.serving.arms import actor_critic
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
@@ -24,7 +24,7 @@ ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
-def of_actions(tmp_path_factory) -> dict[str, Bundle]:
+def of_actions(tmp_path_factory) -> dict[str, ActorCriticBundle]:
     """Bundles that always take the action of their name."""
     folder = tmp_path_factory.mktemp("bundles")
     return {name: load_bundle(make_bundle(folder / name, action)) for name, action in ACTIONS.items()}

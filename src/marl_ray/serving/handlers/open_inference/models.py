@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from marl_ray import __version__
-from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.handlers import health
 from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.routing.router import Router
@@ -85,7 +85,7 @@ def newest(service: Service, request: Request) -> Router:
     return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 
-def actor_critics(router: Router) -> Bundle:
+def actor_critics(router: Router) -> ActorCriticBundle:
     """Return the control's bundle.
 
     Raises WrongKindError if the model writes text, which other routes serve.
@@ -93,12 +93,12 @@ def actor_critics(router: Router) -> Bundle:
     return router.actor_bundle_of(router.control, "model")
 
 
-def inputs_of(bundle: Bundle) -> dict[str, Tensor]:
+def inputs_of(bundle: ActorCriticBundle) -> dict[str, Tensor]:
     """Return the input name (an agent) -> its tensor."""
     return {agent: _tensor(bundle.policies[policy].observation_space) for agent, policy in bundle.agents.items()}
 
 
-def outputs_of(bundle: Bundle) -> dict[str, Tensor]:
+def outputs_of(bundle: ActorCriticBundle) -> dict[str, Tensor]:
     """Return the output name (`AGENT.action`, `AGENT.log_prob`) -> its tensor."""
     tensors = {}
     for agent, policy in bundle.agents.items():
