@@ -213,8 +213,9 @@ class EnvLoop(EnvBatch):
 
     @override
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        with ExitStack() as copies:  # one that fails leaves no other open
+            for env in self.envs:
+                copies.callback(env.close)
 
     def _to_env_actions(self, g: int, actions: np.ndarray) -> Any:
         """Return the actions as environments take them.

@@ -269,9 +269,8 @@ class _StoredParts:
         last_parts = [info for info in stored if int(info.base_name) <= count][-1:] or stored[:1]
         for last in last_parts:
             first, content = int(last.base_name), _read_bytes(self.filesystem, last.path)
-            self.unconfirmed_uploads |= {
-                (info.base_name, info.size) for info in stored
-            }  # it may fail between two parts
+            # What follows may fail between two parts.
+            self.unconfirmed_uploads |= {(info.base_name, info.size) for info in stored}
             for later in reversed(stored[stored.index(last) + 1 :]):
                 self.filesystem.delete_file(later.path)
             with self.lock:

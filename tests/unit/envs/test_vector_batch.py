@@ -1,6 +1,7 @@
 """Batches that a library steps: Gymnasium's vector environments, and EnvPool's pools where EnvPool is installed."""
 
 import sys
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -306,3 +307,18 @@ def test_a_pool_whose_batch_is_refused_is_closed(open_pools):
     with pytest.raises(MarlRayError, match=r"^groups: \[\['agent'\], \['other'\]\] expected to hold each of"):
         make_batch(EnvConfig(id="envpool.CartPole-v1"), 3, [["agent"], ["other"]])
     assert not open_pools
+
+
+def test_a_copy_that_cannot_be_closed_leaves_no_other_open(monkeypatch):
+    loop, closed = EnvLoop(EnvConfig(id="gymnasium.CartPole-v1"), 3, AGENTS), []
+
+    def close(number):
+        closed.append(number)
+        if number == 1:
+            raise OSError("still busy")
+
+    for number, env in enumerate(loop.envs):
+        monkeypatch.setattr(env, "close", partial(close, number))
+    with pytest.raises(OSError, match="still busy"):
+        loop.close()
+    assert sorted(closed) == [0, 1, 2]

@@ -371,3 +371,17 @@ def test_a_curriculum_counts_truncated_episodes_as_unsolved():
     made = collector(partial(RepeatedTalk, first="long " * 200), BOTH, curriculum="toys.text_envs:least_solved")
     made.collect(players(BOTH), 0)
     assert set(made.curriculum.solved.values()) == {0.0}
+
+
+def test_an_environment_that_cannot_be_closed_leaves_no_other_open():
+    closed: list[int] = []
+
+    class Stuck(Talk):
+        def close(self):
+            closed.append(len(closed))
+            if len(closed) == 2:
+                raise OSError("still busy")
+
+    with pytest.raises(OSError, match="still busy"):
+        collector(Stuck, BOTH, range(4)).close()
+    assert len(closed) == 4

@@ -20,6 +20,7 @@ from toy_runs.runs import config, store_run
 from marl_ray.cli.training.train import warn_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.runs import following
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
@@ -243,6 +244,27 @@ def test_a_log_is_followed_until_the_driver_ends(storage):
             log.write("and on\n")
     follower.join(60)
     assert not follower.is_alive() and lines[0].endswith("  training") and lines[1:] == ["and on"]
+
+
+def test_a_log_that_is_followed_may_be_unreadable_for_a_while(storage, monkeypatch):
+    run, answers = find_run("other", str(storage)), iter([b"one\n", OSError("SlowDown"), b"one\ntwo\n"])
+
+    def look(*_):
+        answer = next(answers, OSError("away"))
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(following, "content_of", look)
+    monkeypatch.setattr(following, "POLL_S", 0.01)
+    monkeypatch.setattr(following, "UNREADABLE_S", 0.2)
+    lines = list[str]()
+    with (
+        Lease(LOCAL, run.folder, "run 'other'"),
+        pytest.raises(MarlRayError, match=r"^the log of run 'other' cannot be read: .*away"),
+    ):
+        lines += log_lines(run, follow=True)
+    assert lines == ["one", "two"]
 
 
 @pytest.mark.parametrize(("error", "state"), [(MarlRayError("no"), "failed"), (KeyboardInterrupt(), "interrupted")])

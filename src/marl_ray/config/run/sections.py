@@ -42,9 +42,10 @@ class EnvConfig(Config):
     id: str
     """Name of an environment, or `package.module:callable` that returns a PettingZoo environment.
 
-    A name is `MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, or a text environment (`code_team`,
-    `react`, `math`). The callable returns an AEC environment with Text spaces for language models, and a parallel one
-    for all others.
+    A name is one of this package's (`budget_dag`, `code_team`, `math`, `react`, `miniwob`, `webarena`), or that of another
+    package's environment (`MultiGrid-Empty-8x8-v0`, `mpe2.simple_spread_v3`, `gymnasium.CartPole-v1`, `envpool.CartPole-v1`,
+    `browsergym/miniwob.click-test`). The callable returns an AEC environment with Text spaces for language models, and a
+    parallel one for all others.
     """
     kwargs: JsonObject = {}
     """Keyword arguments of the environment."""

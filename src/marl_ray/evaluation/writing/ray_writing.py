@@ -128,7 +128,8 @@ class _RayWriters:
             patience = max(0.0, min(limit for *_, limit in running.values()) - time.monotonic())
             done, _ = ray.wait(list(running), timeout=patience)
             if not done:
-                raise MarlRayError(f"evaluate: {size} samples were not written within {BATCH_S:.0f} s")
+                late = min(running.values(), key=lambda call: call[-1])[1]
+                raise MarlRayError(f"evaluate: {len(late)} samples were not written within {BATCH_S:.0f} s")
             for reference in done:
                 actor, batch, attempts, _ = running.pop(reference)
                 try:

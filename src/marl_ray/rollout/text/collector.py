@@ -6,6 +6,7 @@ of workers nor the order of waves changes a result.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -111,9 +112,10 @@ class TextCollector:
         return []
 
     def close(self) -> None:
-        """Close the environment copies."""
-        for copy in self.copies:
-            copy.env.close()
+        """Close the environment copies, also behind one that fails."""
+        with ExitStack() as closing:
+            for copy in self.copies:
+                closing.callback(copy.env.close)
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Play one episode of every copy.

@@ -86,10 +86,11 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End every process and remove every file of this pool."""
+        """End every process and remove every file of this pool, also behind a worker that fails."""
         workers, self.workers = self.workers, []
-        for worker in workers:
-            worker.close()
+        with contextlib.ExitStack() as closing:
+            for worker in workers:
+                closing.callback(worker.close)
 
     @contextlib.contextmanager
     def _borrow_worker(self) -> Iterator[Worker]:

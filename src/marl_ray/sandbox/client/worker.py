@@ -50,14 +50,16 @@ class Worker:
     def close(self, wait_s: float = CLOSE_S) -> None:
         """End the fork server and the judge, and remove the folder with all that is in it.
 
-        The server has `wait_s` seconds to end by itself before it is killed.
+        The server has `wait_s` seconds to end by itself before it is killed. Raises subprocess.TimeoutExpired, after the
+        rest, if one of the two is still there CLOSE_S seconds later.
         """
-        self._server.close(wait_s)
-        run_folder.remove(self.folder)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        self.drop_judge()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.drop_judge)
+            if self._lock is not None:
+                closing.callback(os.close, self._lock)
+                self._lock = None
+            closing.callback(run_folder.remove, self.folder)
+            closing.callback(self._server.close, wait_s)
 
     def drop_judge(self) -> None:
         """Kill the judge, if there is one; the next judgement starts a new one."""

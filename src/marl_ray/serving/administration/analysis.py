@@ -188,10 +188,10 @@ def analyse(
         )
 
 
-def _check_sessions(config: ExperimentConfig, observation_kind: str) -> None:
+def _check_sessions(config: ExperimentConfig, where: str) -> None:
     if config.randomize != "session":
         raise MarlRayError(
-            f"{observation_kind}: expected an experiment that assigns sessions, this one assigns by {config.randomize}"
+            f"{where}: expected an experiment that assigns sessions, this one assigns by {config.randomize}"
         )
 
 

@@ -66,7 +66,7 @@ class Follower:
         self.watch = watch
         self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS_FILE, FAILURES_FILE, METRICS_FILE)}
         self.counts = {name: tail.count() for name, tail in self.tails.items()}
-        """File -> number of its lines that were read."""
+        """File -> number of its lines that were shown."""
         self.failures: list[tuple[int, str]] = []
         """(number of the failure, its cause) for each group of workers that has ended, until the next group begins."""
         self.done = threading.Event()
@@ -85,36 +85,42 @@ class Follower:
             while True:
                 # The wait comes before the reading, so that no line written before `close` is missed.
                 ends = self.done.wait(self.tails[METRICS_FILE].poll_s)
-                try:
-                    events = self._read(EVENTS_FILE)
-                    # Failures are read after the events and noted before them: a group's failure is written before
-                    # the event that the next group begins.
-                    earlier = self.counts[FAILURES_FILE]
-                    for number, failure in enumerate(self._read(FAILURES_FILE), earlier + 1):
-                        self._note_failure(number, failure)
-                    for event in events:
-                        self._show_event(event)
-                    rows = self._read(METRICS_FILE)
-                except OSError:  # storage that does not answer is asked again
-                    rows = []
-                self._show_rows(rows, progress)
+                with contextlib.suppress(OSError):  # storage that does not answer is asked again for what was not shown
+                    self._show_new_lines(progress)
                 self.watch()
                 if ends:
                     return
 
-    def _read(self, name: str) -> list[dict[str, object]]:
-        """Return the entries that were written since the last call."""
-        entries: list[dict[str, object]] = []
-        while lines := self.tails[name].read(self.counts[name]):
-            self.counts[name] += len(lines)
+    def _show_new_lines(self, progress: ProgressBar) -> None:
+        """Show what was written since it was last shown. Raises OSError; a line counts once it was shown."""
+        events = self._read(EVENTS_FILE)
+        # Failures are read after the events and noted before them: a group's failure is written before the event that the
+        # next group begins.
+        for number, failure in self._read(FAILURES_FILE):
+            self._note_failure(number, failure)
+            self.counts[FAILURES_FILE] = number
+        for number, event in events:
+            self._show_event(event)
+            self.counts[EVENTS_FILE] = number
+        if rows := self._read(METRICS_FILE):
+            self._show_rows([row for _, row in rows], progress)
+            self.counts[METRICS_FILE] = rows[-1][0]
+
+    def _read(self, name: str) -> list[tuple[int, JsonObject]]:
+        """Return the entries that were not shown yet, each with the number of its line. Raises OSError."""
+        entries: list[tuple[int, JsonObject]] = []
+        count = self.counts[name]
+        while lines := self.tails[name].read(count):
             for line in lines:
+                count += 1
                 with contextlib.suppress(ValueError):  # a line that is no JSON is not shown
                     entry = json.loads(line)
-                    entries += [entry] if isinstance(entry, dict) else []
+                    entries += [(count, entry)] if isinstance(entry, dict) else []
         return entries
 
     def _note_failure(self, number: int, failure: JsonMapping) -> None:
-        self.failures.append((number, failure[FAILURE_KEY]))
+        """Keep the cause of a failure, and write the tracebacks of its workers to the log. Raises OSError."""
+        texts = list[str]()
         for rank, error in failure[ERRORS_KEY].items():
             path = f"{self.folder}/errors/worker-{rank}.txt"
             if self.filesystem.get_file_info(path).type != fs.FileType.File:
@@ -122,7 +128,9 @@ class Follower:
             with self.filesystem.open_input_stream(path) as stream:
                 text = bytes(stream.read()).decode(errors="replace")
             if error in text:  # and not the traceback of an earlier failure
-                self.console.write(f"worker {rank}: {text}")
+                texts.append(f"worker {rank}: {text}")
+        self.console.write(*texts)
+        self.failures.append((number, failure[FAILURE_KEY]))
 
     def _show_event(self, event: JsonMapping) -> None:
         if PHASE_KEY in event:

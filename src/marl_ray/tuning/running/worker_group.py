@@ -134,6 +134,11 @@ def _follow_messages(writer: TrialWriter, thread: threading.Thread, lines: deque
 
 
 def _take_message(writer: TrialWriter, message: JsonObject) -> None:
+    """Take in one message of rank 0.
+
+    `begun` tells what was played before, `back` to which checkpoint the trial returned, and why, `kept` names a checkpoint
+    that was written, and `line` is for people. Any other message is a row of metrics.
+    """
     if "begun" in message:
         writer.note_begin(message["begun"])
     elif "back" in message:

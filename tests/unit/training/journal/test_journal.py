@@ -4,6 +4,7 @@ import json
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 from toy_runs.runs import config
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files import appended_file as files
@@ -19,7 +21,7 @@ from marl_ray.training.journal.deliveries import find_incomplete_sinks
 from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.tail import Tail
-from marl_ray.training.journal.writer import Journal, write_failure
+from marl_ray.training.journal.writer import FAILURES_FILE, Journal, write_failure
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.run_log import RunLog
 
@@ -232,6 +234,34 @@ def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(tmp_path, 
     follower.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("its workers start again from the checkpoint of iteration 7: worker 0: ConnectionError: lost")
+
+
+def test_storage_that_is_away_for_a_while_costs_no_line(tmp_path, monkeypatch):
+    shown: list[str] = []
+    console = SimpleNamespace(phase=shown.append, say=shown.append, write=lambda *texts: None)
+    follower = Follower(config("tracking.progress=false"), LOCAL, str(tmp_path), console)
+    for tail in follower.tails.values():
+        tail.poll_s = 0.01
+    failures, refused = follower.tails[FAILURES_FILE], []
+
+    def refuse(after):
+        refused.append(after)
+        raise OSError("SlowDown")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failures, "read", refuse)
+        for line, after in (("one", None), ("two", 7)):
+            journal = Journal(LOCAL, str(tmp_path))
+            journal.begin(after)
+            journal.say(line)
+            journal.close()
+            write_failure(LOCAL, str(tmp_path), {0: ConnectionError("lost")})
+        seen = len(refused)
+        until(lambda: len(refused) > seen + 1, "a look that reads the events alone")
+    until(lambda: "two" in shown, "the last line")
+    follower.close()
+    again = "its workers start again from the checkpoint of iteration 7: worker 0: ConnectionError: lost"
+    assert shown == ["one", again, "two"]
 
 
 def open_files(folder: Path) -> list[str]:
