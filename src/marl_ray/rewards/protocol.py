@@ -83,10 +83,10 @@ class NamedReward:
             raise
         except Exception as error:  # whatever the user's function raises
             place = f"the answer {_shorten(answer)} to task {task.task_id}"
-            problem = f"reward: {self.name} fails on {place}: {describe_error(error)}"
+            failure = f"reward: {self.name} fails on {place}: {describe_error(error)}"
             if strict:
-                raise MarlRayError(problem) from error
-            log.warning("%s", problem)
+                raise MarlRayError(failure) from error
+            log.warning("%s", failure)
             return 0.0, {FAILED_METRIC: 1.0}
         return value, {**more, FAILED_METRIC: 0.0}
 

@@ -52,8 +52,14 @@ class Buffer:
         self.log_probs = torch.zeros(shape)
         self.allowed: np.ndarray | None = None
         self.rewards, self.costs = np.zeros(shape, np.float32), np.zeros((*shape, signals), np.float32)
-        self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
-        """(T, copies, agents) bool: who was alive, who had a choice, and whose episode was terminated or truncated."""
+        self.acted = np.zeros(shape, bool)
+        """(T, copies, agents) True where an agent was alive."""
+        self.mask = np.zeros(shape, bool)
+        """(T, copies, agents) True where an agent had a choice."""
+        self.terminated = np.zeros(shape, bool)
+        """(T, copies, agents) True where an agent's episode was terminated."""
+        self.truncated = np.zeros(shape, bool)
+        """(T, copies, agents) True where an agent's episode was truncated."""
 
     def clear(self, copies: np.ndarray) -> None:
         """Forget the steps of these copies (bool mask or indices)."""

@@ -85,10 +85,16 @@ class ActorCriticCollector:
         self.shapes = [space.shape or () for space in spaces]
         """The shape of an action, by policy."""
         count = len(copies)
-        self.episode, self.lengths, self.starts = (np.zeros(count, np.int64) for _ in range(3))
-        """(copies,) number of each copy's running episode, its steps so far, and the step of the run at which it began."""
-        self.returns, self.costs = np.zeros(count), np.zeros((count, signals))
-        """(copies,) and (copies, signals) of each copy's running episode so far."""
+        self.episode = np.zeros(count, np.int64)
+        """(copies,) number of each copy's running episode."""
+        self.lengths = np.zeros(count, np.int64)
+        """(copies,) steps of the running episode so far."""
+        self.starts = np.zeros(count, np.int64)
+        """(copies,) step of the run at which the running episode began."""
+        self.returns = np.zeros(count)
+        """(copies,) rewards of the running episode so far."""
+        self.costs = np.zeros((count, signals))
+        """(copies, signals) costs of the running episode so far."""
         self.decisions = np.zeros((count, len(agents)), np.int64)
         """(copies, policies) choices of all its agents in the running episode so far."""
         self.group_sums: dict[str, GroupSums] = {}

@@ -57,8 +57,8 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     """
     if not isinstance(data, Mapping):
         faults: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type_name(data)}")]
-    elif value_faults := other_kind_hint(("applications",), data, source):
-        faults = [("", value_faults)]
+    elif hint := other_kind_hint(("applications",), data, source):
+        faults = [("", hint)]
     else:
         try:
             plain = json.loads(json.dumps(data))
