@@ -128,6 +128,17 @@ def clone(tmp_path: Path) -> Clone:
     return clone
 
 
+@pytest.fixture
+def pushed(clone: Clone) -> Clone:
+    """The clone, with the hooks and one commit, which its origin has."""
+    clone.git("init", "--bare", "remote")
+    clone.git("remote", "add", "origin", "remote")
+    assert clone.run("make", "hooks").returncode == 0
+    clone.commit("lint: sort an import" + WHY)
+    clone.git("push", "origin", "main")
+    return clone
+
+
 def test_a_clone_without_an_environment_refuses_messages_and_commits_the_rest(clone):
     assert clone.run("make", "hooks").returncode == 0
     clone.commit("lint: sort an import", status=1)
@@ -210,45 +221,35 @@ def test_ci_refuses_a_subject_that_the_history_has(clone):
     ]
 
 
-def test_a_push_is_refused_if_a_message_was_made_around_the_hook(clone):
-    clone.git("init", "--bare", "remote")
-    clone.git("remote", "add", "origin", "remote")
-    assert clone.run("make", "hooks").returncode == 0
-    clone.commit("lint: sort an import" + WHY)
-    clone.git("push", "origin", "main")
-    clone.git("switch", "-c", "side")
-    clone.commit("lint: sort another import" + WHY)
-    clone.git("push", "origin", "side")
-    clone.git("commit", "--amend", "--allow-empty", "-m", "lint: sort one more import" + WHY)
-    clone.git("push", "--force", "origin", "side")  # a branch of its own may be rebased
-    clone.git("switch", "main")
-    clone.git("merge", "--no-ff", "--no-edit", "--no-verify", "side")
-    assert "expected what is merged" in clone.run("git", "push", "origin", "main").stderr
-    assert clone.git("rev-parse", "HEAD^") == clone.git("-C", "remote", "rev-parse", "main")
-    clone.git("commit", "--amend", "--allow-empty", "-m", "Merge side: one more import is sorted" + WHY)
-    clone.git("push", "origin", "main")
+def test_a_push_is_refused_if_a_message_was_made_around_the_hook(pushed):
+    pushed.git("switch", "-c", "side")
+    pushed.commit("lint: sort another import" + WHY)
+    pushed.git("push", "origin", "side")
+    pushed.git("commit", "--amend", "--allow-empty", "-m", "lint: sort one more import" + WHY)
+    pushed.git("push", "--force", "origin", "side")  # a branch of its own may be rebased
+    pushed.git("switch", "main")
+    pushed.git("merge", "--no-ff", "--no-edit", "--no-verify", "side")
+    assert "expected what is merged" in pushed.run("git", "push", "origin", "main").stderr
+    assert pushed.git("rev-parse", "HEAD^") == pushed.git("-C", "remote", "rev-parse", "main")
+    pushed.git("commit", "--amend", "--allow-empty", "-m", "Merge side: one more import is sorted" + WHY)
+    pushed.git("push", "origin", "main")
 
 
-def test_a_push_is_of_what_it_sends_and_not_of_what_is_checked_out(clone):
-    clone.git("init", "--bare", "remote")
-    clone.git("remote", "add", "origin", "remote")
-    assert clone.run("make", "hooks").returncode == 0
-    clone.commit("lint: sort an import" + WHY)
-    clone.git("push", "origin", "main")
-    clone.git("branch", "good")
-    clone.git("switch", "-c", "bad")
-    clone.commit("Any", "--no-verify")
-    clone.git("push", "origin", "good", "main:other")
-    clone.git("push", "origin", "--delete", "other")
-    clone.git("switch", "main")
-    refused = clone.run("git", "push", "origin", "good", "bad")
+def test_a_push_is_of_what_it_sends_and_not_of_what_is_checked_out(pushed):
+    pushed.git("branch", "good")
+    pushed.git("switch", "-c", "bad")
+    pushed.commit("Any", "--no-verify")
+    pushed.git("push", "origin", "good", "main:other")
+    pushed.git("push", "origin", "--delete", "other")
+    pushed.git("switch", "main")
+    refused = pushed.run("git", "push", "origin", "good", "bad")
     assert refused.returncode == 1
     assert (
-        f"{clone.git('rev-parse', '--short', 'bad')}: subject: expected an area of one or two words" in refused.stderr
+        f"{pushed.git('rev-parse', '--short', 'bad')}: subject: expected an area of one or two words" in refused.stderr
     )
-    assert clone.git("-C", "remote", "branch", "--format=%(refname:short)").split() == ["good", "main"]
-    clone.git("tag", "v1", "bad")
-    assert clone.run("git", "push", "origin", "v1").returncode == 1
+    assert pushed.git("-C", "remote", "branch", "--format=%(refname:short)").split() == ["good", "main"]
+    pushed.git("tag", "v1", "bad")
+    assert pushed.run("git", "push", "origin", "v1").returncode == 1
 
 
 def test_a_push_to_an_address_is_compared_with_what_lies_there(clone):
