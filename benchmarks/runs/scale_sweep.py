@@ -14,9 +14,12 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import SweepRecords, identity_of
-from marl_ray.tuning.running.ray_tune import LegCalls, Searcher
-from marl_ray.tuning.running.sweep_state import RunningSweep
+from marl_ray.tuning.records_file import LeasedRecords, RecordsFile
+from marl_ray.tuning.reporting.tracking import SweepTracking
+from marl_ray.tuning.running.ray_tune import Searcher
+from marl_ray.tuning.running.sweep_legs import SweepLegs
 from marl_ray.tuning.running.trial_files import Leg
+from marl_ray.tuning.search.plan import SweepPlan
 
 SEEDS, SLOTS, TOTAL = 3, 64, 40_960
 """Seeds of a trial, trials at a time, and environment steps of a trial."""
@@ -96,24 +99,24 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
     records = SweepRecords(config.name, config.resolve(), identity_of(config))
     folder = Folder(config.storage, config.name)
     lease = Lease(folder.filesystem, folder.path, f"sweep {config.name!r}")  # it is not taken: nobody else is there
-    sweep = RunningSweep(config, folder, records, lease)
+    tracking = SweepTracking(config, folder, records, lease.owns)
+    tracking.mlflow_runs.close("finished")
+    tracking.mlflow_runs = NoTracker(tracking.mlflow_runs.parent.uri)  # type: ignore[assignment]
+    saved = LeasedRecords(RecordsFile(folder, records), lease, tracking.warn)
+    legs = SweepLegs(config, records, SweepPlan(config, records), saved, tracking, lease.lost)
     clock = Stopwatch()
-    sweep.mlflow_runs.close("finished")
-    sweep.mlflow_runs = NoTracker(sweep.mlflow_runs.parent.uri)  # type: ignore[assignment]
-    clock.watch(sweep.plan.search, "search", "propose", "tell")
-    clock.watch(sweep.plan.scheduler, "scheduler", "decide")
-    clock.watch(sweep, "legs", "next_leg")
-    clock.watch(sweep.needs, "legs", "check")
-    clock.watch(sweep, "save", "save")
-    sweep.plan.check, sweep.plan.on_change = sweep.needs.check, sweep.save_and_show
-    searcher = Searcher(
-        sweep.plan, LegCalls(sweep.begin_leg, sweep.note_leg_end, sweep.note_rows, sweep.say_of_leg, sweep.is_over)
-    )
+    clock.watch(legs.plan.search, "search", "propose", "tell")
+    clock.watch(legs.plan.scheduler, "scheduler", "decide")
+    clock.watch(legs, "legs", "_begin_leg")
+    clock.watch(legs.needs, "legs", "check")
+    clock.watch(saved, "save", "save")
+    searcher = Searcher(legs)
     running: list[tuple[str, Leg]] = []
     rng, started = np.random.default_rng(0), 0
     clock.watch(searcher, "loop", "suggest", "on_trial_complete")
-    clock.watch(sweep, "loop", "note_rows")
-    clock.watch(sweep, "report", "close")
+    clock.watch(legs, "loop", "note_rows")
+    clock.watch(saved, "report", "save_all")
+    clock.watch(tracking, "report", "close")
     while True:
         while len(running) < SLOTS:
             suggested = searcher.suggest(str(started))
@@ -133,10 +136,11 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
             map(json.dumps, rows), durable=True
         )
         for row in rows:
-            sweep.note_rows(leg, json.loads(json.dumps([row])))
+            legs.note_rows(leg, json.loads(json.dumps([row])))
         searcher.on_trial_complete(trial_id, {"leg_result": result})
     assert len(records.trials) == trials and all(record.state == "ended" for record in records.trials)
-    sweep.close()
+    saved.save_all()
+    tracking.close()
     cpu = {part: clock.cpu[part] for part in ("search", "scheduler", "save", "legs", "report")}
     times = cpu | {"own": clock.cpu["loop"] - clock.cpu["search"], "wall": clock.wall["loop"] - clock.wall["search"]}
     return {name: 1000 * value / trials for name, value in times.items()} | {"legs_run": started}

@@ -5,12 +5,13 @@ the fields that it changed. `read_records` puts the two together.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
 
@@ -161,6 +162,41 @@ class RecordsFile:
         return {None: sweep_fields} | {
             number: _field_texts(self.records.trials[number]) for number in sorted(self.marked)
         }
+
+
+class LeasedRecords:
+    """Saves the records of a sweep while this process owns it; later they are another owner's.
+
+    A full disk does not end the sweep: `warn` gets a line about it, and the next change writes what could not be written.
+    """
+
+    def __init__(self, file: RecordsFile, lease: Lease, warn: Callable[[str], None]):
+        self.file, self.lease, self.warn = file, lease, warn
+        self.has_failed = False
+        """True while the files lack a change."""
+
+    def mark(self, record: TrialRecord) -> None:
+        """Let the next change write this trial too."""
+        self.file.mark(record)
+
+    def save(self, *changed: TrialRecord, durable: bool = False) -> None:
+        """Save the sweep's fields and the records that have changed (see `RecordsFile.save`)."""
+        self._try(lambda: self.file.save(*changed, durable=durable))
+
+    def save_all(self) -> None:
+        """Save all records anew."""
+        self._try(self.file.save_all)
+
+    def _try(self, save: Callable[[], None]) -> None:
+        if self.lease.lost.is_set():
+            return
+        try:
+            save()
+            self.has_failed = False
+        except OSError as error:
+            if not self.has_failed:
+                self.warn(f"{SWEEP_FILE} is not up to date: {one_line(error)}")
+            self.has_failed = True
 
 
 def _field_texts(record: TrialRecord) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,17 @@ import pytest
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.records_file import RecordsFile, load_records
 from marl_ray.tuning.search.plan import Pause, SweepPlan, retry_failed
-from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
+from marl_ray.tuning.search.schedulers import Exploit, TrialVerdicts, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
 from marl_ray.tuning.search.spaces import TpeSearch
 
 TOTAL = 1000
+TOO_BIG = "resources.workers=9: the cluster has 2 CPUs"
+FULL = "exploit of trial 0007: OSError: [Errno 28] No space left on device"
 ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}
 
 
@@ -43,26 +44,40 @@ class Bench:
         self.failing: dict[int, str] = {}
         self.too_big: set[float] = set()
         """The values of `hyper.lr` that no cluster can run."""
-        self.plan = SweepPlan(config, self.records, self.exploited, self.check, self.changed)
+        self.refuses_all = False
+        self.disk_is_full = False
+        self.plan = SweepPlan(config, self.records)
 
-    def check(self, values: Mapping[str, Any]) -> None:
-        if values.get("hyper.lr") in self.too_big:
-            raise MarlRayError("resources.workers=9: the cluster has 2 CPUs")
+    def next_trial(self) -> TrialRecord | Pause:
+        """Begin a leg of the trial that is next, as the driver of a sweep does."""
+        while True:
+            step = self.plan.next_step()
+            if isinstance(step, TrialVerdicts):
+                self.plan.apply_verdicts(step, dict.fromkeys(step.exploits, FULL) if self.disk_is_full else {})
+                for number, exploit in step.exploits.items():
+                    self.exploits.append((number, exploit.donor, exploit, max(self.records.trials[number].scores)))
+            self.note_changes()
+            if isinstance(step, Pause):
+                return step
+            if isinstance(step, TrialRecord):
+                if step.values.get("hyper.lr") not in self.too_big and not self.refuses_all:
+                    self.plan.begin_leg(step, [], 1.0, 0.0)
+                    self.snapshots.append(copy.deepcopy(self.records))
+                    return step
+                self.plan.refuse(step, TOO_BIG)
+                self.note_changes()
 
-    def exploited(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
-        self.exploits.append((recipient.number, donor.number, what, at))
-
-    def changed(self, *records: TrialRecord) -> None:
-        self.snapshots.append(copy.deepcopy(self.records))
+    def note_changes(self) -> None:
+        if self.plan.take_changes():
+            self.snapshots.append(copy.deepcopy(self.records))
 
     def run(self, slots: int = 2, most: int = 10**6) -> "Bench":
         running: list[tuple[TrialRecord, int | None]] = []
         for _ in range(most):
             while len(running) < slots:
-                record = self.plan.next_trial()
+                record = self.next_trial()
                 if isinstance(record, Pause):
                     break
-                self.changed(record)
                 running.append((record, self.plan.next_leg_end(record)))
             if not running:
                 return self
@@ -78,6 +93,7 @@ class Bench:
             if record.number in self.failing:
                 result = {"status": "failed", "error": self.failing[record.number]}
             self.plan.note_leg_end(record.number, result, False, until)
+            self.note_changes()
         return self
 
     def statuses(self) -> list[str]:
@@ -93,7 +109,7 @@ def test_a_configuration_that_can_never_run_is_refused_and_the_others_go_on():
     bench.too_big = {0.02}
     bench.run()
     assert bench.statuses() == ["finished", "refused", "finished"]
-    assert bench.records.trials[1].error == "resources.workers=9: the cluster has 2 CPUs"
+    assert bench.records.trials[1].error == TOO_BIG
     assert bench.records.trials[1].legs == 0
 
 
@@ -112,7 +128,7 @@ def test_a_retry_starts_what_failed_and_refuses_again_what_still_can_never_run()
 
     small, large = retry({0.02}), retry(set())
     assert small.statuses() == ["finished", "refused", "finished", "finished"]
-    assert small.records.trials[1].error == "resources.workers=9: the cluster has 2 CPUs"
+    assert small.records.trials[1].error == TOO_BIG
     assert [record.legs for record in small.records.trials] == [1, 0, 2, 1]
     assert not Bench(config_of(4), by_lr, small.records).plan.has_work()
     assert large.statuses() == ["finished"] * 4
@@ -122,7 +138,7 @@ def test_a_retry_starts_what_failed_and_refuses_again_what_still_can_never_run()
 @pytest.mark.parametrize("keys", [{}, ASHA])
 def test_a_begun_trial_is_refused_where_the_sweep_continues_on_a_small_cluster(keys):
     bench = Bench(config_of(3, **keys), lambda values, steps: -by_lr(values, steps)).run(slots=1, most=len(keys))
-    begun = bench.records.trials[0] if keys else bench.plan.next_trial()
+    begun = bench.records.trials[0] if keys else bench.next_trial()
     assert (begun.number, begun.state, begun.legs) == (0, "waiting" if keys else "running", 1)
     again = Bench(bench.config, bench.score, bench.records)
     again.too_big = {0.01}
@@ -136,19 +152,15 @@ def test_a_search_that_learns_is_told_of_each_trial_that_is_refused(retried):
     space = {"hyper.lr": {"uniform": [0.01, 0.1]}}
     keys = {"space": space, "search": {"kind": "tpe", "startup": 2}, "budget": {"trials": 3}}
     bench = Bench(config_of(**keys), by_lr)
-    bench.plan.check = refuse
+    bench.refuses_all = True
     bench.run()
     if retried:
         retry_failed(bench.records)
         bench = Bench(config_of(**keys), by_lr, bench.records)
-        bench.plan.check = refuse
+        bench.refuses_all = True
         bench.run()
     assert bench.statuses() == ["refused"] * 3
     assert isinstance(bench.plan.search, TpeSearch) and not bench.plan.search.open
-
-
-def refuse(values: Mapping[str, Any]) -> None:
-    raise MarlRayError("resources.workers=9: the cluster has 2 CPUs")
 
 
 @pytest.mark.parametrize("slots", [1, 2, 8])
@@ -181,7 +193,7 @@ def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
     bench.plan.scheduler.decide = lambda trials, more: calls.append(more) or decide(trials, more)
     running: list[TrialRecord] = []
     while True:
-        suggested = [bench.plan.next_trial() for _ in range(5)]  # Ray Tune asks again and again while it has room
+        suggested = [bench.next_trial() for _ in range(5)]  # Ray Tune asks again and again while it has room
         running += [record for record in suggested if isinstance(record, TrialRecord)]
         if not running:
             break
@@ -246,11 +258,8 @@ def test_a_population_waits_for_all_then_the_worst_copy_the_best_with_other_valu
 
 
 def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkeypatch):
-    def full(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
-        raise OSError(28, "No space left on device")
-
     bench, known = Bench(config_of(**PBT), by_lr), []
-    monkeypatch.setattr(bench.plan, "exploit", full)
+    bench.disk_is_full = True
     monkeypatch.setattr(
         bench.plan.search, "tell", lambda number, values, scores: known.append((number, scores is None))
     )
@@ -261,7 +270,7 @@ def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkey
     assert failed and len(failed) < 8
     assert set(bench.statuses()) == {"failed", "finished"}
     for record in failed:
-        assert record.error.startswith("exploit of trial ") and "No space left on device" in record.error
+        assert record.error == FULL
         assert record.exploits == []
 
 
@@ -301,13 +310,13 @@ def test_a_budget_ends_the_sweep_and_a_bigger_one_goes_on(budget, status):
 
 def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
     bench = Bench(config_of(budget={"steps": 500}), by_lr)
-    record = bench.plan.next_trial()
+    record = bench.next_trial()
     bench.plan.note_progress(record.number, {"steps": 600, "played": 600})
     bench.plan.note_leg_end(record.number, None, False, None)
     assert record.status == "cut"
-    assert bench.plan.next_trial() is Pause.END
+    assert bench.next_trial() is Pause.END
     again = Bench(config_of(), by_lr, bench.records)
-    assert again.plan.next_trial().number == record.number
+    assert again.next_trial().number == record.number
 
 
 def test_records_survive_their_file(tmp_path):

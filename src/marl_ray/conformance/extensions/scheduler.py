@@ -13,7 +13,7 @@ from marl_ray.extensions import SCHEDULER
 from marl_ray.json_types import JsonMapping
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.search.plan import Pause, SweepPlan
-from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
+from marl_ray.tuning.search.schedulers import TrialVerdicts, make_scheduler
 
 TOTAL_STEPS = 100_000
 """Environment steps of a trial."""
@@ -121,11 +121,7 @@ def _check_memory(config: SweepConfig) -> str | None:
 
 def _make_plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan:
     records = records or SweepRecords(config.name, config.resolve(), identity_of(config))
-
-    def exploit(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
-        """Copy no weights: there are none."""
-
-    return SweepPlan(config, records, exploit, lambda values: None, lambda ended: None)
+    return SweepPlan(config, records)
 
 
 def _play_legs(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
@@ -136,10 +132,15 @@ def _play_legs(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
     running: list[tuple[TrialRecord, int | None]] = []
     for _ in range(legs):
         while len(running) < slots:
-            record = plan.next_trial()
-            if isinstance(record, Pause):
+            step = plan.next_step()
+            if isinstance(step, Pause):
                 break
-            running.append((record, plan.next_leg_end(record)))
+            if isinstance(step, TrialVerdicts):
+                # There are no weights to copy.
+                plan.apply_verdicts(step, {})
+                continue
+            plan.begin_leg(step, [], 1.0, 0.0)
+            running.append((step, plan.next_leg_end(step)))
         if not running:
             return True
         record, until = running.pop(0)

@@ -1,12 +1,13 @@
 """The driver of a sweep: it checks the config, claims the folder, and runs or continues the sweep.
 
-Tune runs, retries and shows the trials. `SweepPlan`, as Tune's searcher, decides what runs next: a Tune trial is one
-leg of one trial of the sweep, from its checkpoint to the next decision point. Tune's own schedulers are not used: with
-Ray Train V2 they see no checkpoints, so pausing or copying a trial does not work. Tune also pickles their state and its
-own, and `Tuner.restore` reads that; the sweep's records are JSON.
+Tune runs and retries legs: a Tune trial is one leg of one trial of the sweep, from its checkpoint to the next decision
+point. `SweepPlan` decides which leg is next, and `SweepLegs`, which Tune asks, carries its decisions out. Tune's own
+schedulers are not used: with Ray Train V2 they see no checkpoints, so pausing or copying a trial does not work. Tune also
+pickles their state and its own, and `Tuner.restore` reads that; the sweep's records are JSON.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
@@ -18,12 +19,15 @@ from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_trial
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import SweepRecords, identity_of
-from marl_ray.tuning.records_file import load_records
+from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
+from marl_ray.tuning.records_file import LeasedRecords, RecordsFile, load_records
 from marl_ray.tuning.reporting.ending import ending_document, ending_lines
-from marl_ray.tuning.running.sweep_state import RunningSweep
-from marl_ray.tuning.search.plan import retry_failed
+from marl_ray.tuning.reporting.tracking import SweepTracking
+from marl_ray.tuning.running.capacity import TrialResources, count_slots
+from marl_ray.tuning.running.sweep_legs import SweepLegs
+from marl_ray.tuning.search.plan import SweepPlan, retry_failed
 from marl_ray.tuning.search.spaces import check_space
+from marl_ray.tuning.winner import choose_winner
 
 
 @dataclass(frozen=True)
@@ -81,18 +85,25 @@ def _run(
 ) -> SweepResult:
     records = _claim(config, folder)
     retried = retry_failed(records) if retry else []
-    sweep = RunningSweep(config, folder, records, lease)
+    tracking = SweepTracking(config, folder, records, lease.owns)
+    saved = LeasedRecords(RecordsFile(folder, records), lease, tracking.warn)
+    plan = SweepPlan(config, records)
+    report = ""
     shield = ExitStack()
     try:
-        shield.enter_context(interrupt_handler(sweep.say_interrupted))
-        if sweep.plan.has_work():
+        shield.enter_context(interrupt_handler(tracking.say_interrupted))
+        if plan.has_work():
+            legs = SweepLegs(config, records, plan, saved, tracking, lease.lost)
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
-            with cluster(), interrupt_handler(sweep.say_interrupted), sweep.progress:
-                sweep.run(retried)
+            with cluster(), interrupt_handler(tracking.say_interrupted), tracking.progress:
+                _run_legs(legs, retried)
         else:
-            sweep.plan.stop_clock()
+            plan.stop_clock()
         lease.check()
-        sweep.choose_winner()
+        records.seconds, budget = plan.seconds(), plan.used_up()
+        records.status, records.error = ("cut", f"{budget} is used up") if budget else ("finished", "")
+        winner = choose_winner(config, records, tracking.mlflow_runs.register, tracking.warn)
+        saved.save(*([] if winner is None else [winner]))
     except Exception as error:
         records.status, records.error = "failed", describe_error(error)
         raise
@@ -102,10 +113,31 @@ def _run(
     finally:
         with shield:
             if not lease.owns():
-                sweep.mlflow_runs.leave()
+                tracking.leave()
             else:
-                sweep.close()
-    return SweepResult(config.name, folder.uri, records, sweep.report)
+                records.seconds = plan.seconds()
+                saved.save_all()
+                report = tracking.close()
+    return SweepResult(config.name, folder.uri, records, report)
+
+
+def _run_legs(legs: SweepLegs, retried: Sequence[TrialRecord]) -> None:
+    """Run the legs that the plan decides on, until it has none or the budget is used up.
+
+    If the cluster can run none of the trials that are left, those that are `retried` end as refused again, and
+    MarlRayError is raised for the others, which stay as they are.
+    """
+    from marl_ray.tuning.running.ray_tune import run_legs
+
+    need, reason = legs.needs.biggest(legs.plan.values_left())
+    if need is None and reason:
+        for record in retried:
+            legs.refuse_unfit(record)
+        if legs.plan.has_work():
+            raise MarlRayError(reason)
+        return
+    slots = count_slots(need or TrialResources(1, 1.0, False))
+    run_legs(min(slots, legs.config.max_concurrent or sys.maxsize), legs)
 
 
 def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import ray.tune
@@ -14,13 +14,13 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 from typing_extensions import override
 
-from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.json_types import JsonObject
 from marl_ray.temporary_folders import new_temporary_folder
-from marl_ray.tuning.records import TrialRecord
 from marl_ray.tuning.running.capacity import resources_of
+from marl_ray.tuning.running.sweep_legs import SweepLegs
 from marl_ray.tuning.running.trial_files import Leg
 from marl_ray.tuning.running.trials import trial_function
-from marl_ray.tuning.search.plan import Pause, SweepPlan
+from marl_ray.tuning.search.plan import Pause
 
 QUIET_LOGGERS = ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state", "ray.tune.utils.util")
 """Tune's loggers that warn about files which nobody reads, and about every operation that takes half a second."""
@@ -39,24 +39,9 @@ TUNE_VARIABLES = {
 """Environment variables of Tune while a sweep runs."""
 
 
-@dataclass(frozen=True)
-class LegCalls:
-    """The functions that are called while legs run."""
-
-    begin: Callable[[TrialRecord], Leg]
-    """Makes a record's next leg."""
-    note_end: Callable[[Leg, JsonMapping | None, bool], None]
-    """Gets a leg, its result (None if there is none) and True if it failed."""
-    note_rows: Callable[[Leg, list[dict[str, float]]], None]
-    """Gets the rows that a leg has just sent."""
-    say: Callable[[Leg, str], None]
-    """Gets a leg, and a line about it for the user."""
-    is_over: Callable[[], bool]
-    """Returns True once all legs are to end."""
-
-
-def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> None:
-    """Run the legs that `plan` decides on, `concurrent` at a time, until it has no more."""
+def run_legs(concurrent: int, legs: SweepLegs) -> None:
+    """Run legs, `concurrent` at a time, until the sweep has no more."""
+    sweep = legs.config.name
     silence_warnings()
     scratch = new_temporary_folder("tune")
     try:
@@ -64,7 +49,7 @@ def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> N
             tuner = ray.tune.Tuner(
                 ray.tune.with_resources(trial_function(sweep), resources_of),
                 tune_config=ray.tune.TuneConfig(
-                    search_alg=Searcher(plan, calls),
+                    search_alg=Searcher(legs),
                     num_samples=-1,
                     max_concurrent_trials=concurrent,
                     reuse_actors=True,
@@ -75,8 +60,8 @@ def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> N
                     name=sweep,
                     storage_path=str(scratch),
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[ReportsCallback(calls)],
-                    stop=make_stopper(calls.is_over),
+                    callbacks=[ReportsCallback(legs)],
+                    stop=make_stopper(legs.is_over),
                     verbose=0,
                 ),
             )
@@ -107,12 +92,13 @@ def silence_warnings() -> None:
 
 
 class Searcher(TuneSearcher):
-    """Hands Tune the legs that the sweep's plan decides on."""
+    """Hands Tune the legs of the sweep."""
 
-    def __init__(self, plan: SweepPlan, calls: LegCalls):
+    def __init__(self, legs: SweepLegs):
         super().__init__()
-        self.plan, self.calls = plan, calls
-        self.legs: dict[str, Leg] = {}
+        self.legs = legs
+        self.running: dict[str, Leg] = {}
+        """Tune's name of a trial -> the leg that it runs."""
 
     @override
     def set_search_properties(self, *args: object, **kwargs: object) -> bool:
@@ -120,17 +106,16 @@ class Searcher(TuneSearcher):
 
     @override
     def suggest(self, trial_id: str) -> Any:
-        record = self.plan.next_trial()
-        if isinstance(record, Pause):
-            return TuneSearcher.FINISHED if record is Pause.END else None
-        leg = self.calls.begin(record)
-        self.legs[trial_id] = leg
+        leg = self.legs.next_leg()
+        if isinstance(leg, Pause):
+            return TuneSearcher.FINISHED if leg is Pause.END else None
+        self.running[trial_id] = leg
         return {"leg": asdict(leg)}
 
     @override
     def on_trial_complete(self, trial_id: str, result: JsonObject | None = None, error: bool = False) -> None:
         text = (result or {}).get("leg_result")
-        self.calls.note_end(self.legs.pop(trial_id), json.loads(text) if text else None, error)
+        self.legs.note_end(self.running.pop(trial_id), json.loads(text) if text else None, error)
 
     @override
     def save(self, checkpoint_path: str) -> None:
@@ -144,17 +129,16 @@ class Searcher(TuneSearcher):
 class ReportsCallback(ray.tune.Callback):
     """Passes on what the legs report: rows of metrics, and lines for the user."""
 
-    def __init__(self, calls: LegCalls):
-        """Call `note_rows` and `say` of `calls`."""
-        self.calls = calls
+    def __init__(self, legs: SweepLegs):
+        self.legs = legs
 
     @override
     def on_trial_result(self, iteration: int, trials: object, trial: Any, result: JsonObject, **info: object) -> None:
         leg, rows = Leg(**trial.config["leg"]), json.loads(result.get("rows", "[]"))
         if rows:
-            self.calls.note_rows(leg, rows)
+            self.legs.note_rows(leg, rows)
         if "line" in result:
-            self.calls.say(leg, json.loads(result["line"]))
+            self.legs.say(leg, json.loads(result["line"]))
 
     @override
     def get_state(self) -> None:

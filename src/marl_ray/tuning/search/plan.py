@@ -1,22 +1,21 @@
 """The plan of a sweep: search, scheduler and budget decide from the records what runs next.
 
-Nothing here needs Ray. The plan has no state besides the records, so a sweep whose driver was killed is continued
-from them.
+Nothing here needs Ray, copies a file or calls anybody: the plan returns its decisions, and its caller carries them out. It
+has no state besides the records, so a sweep whose driver was killed is continued from them.
 """
 
 import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError, one_line
-from marl_ray.json_types import JsonMapping
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.tuning.records import FAILED_STATUSES, SweepRecords, TrialRecord, signed_objectives
-from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, make_scheduler
+from marl_ray.tuning.search.schedulers import TrialStanding, TrialStandings, TrialVerdicts, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch, Values
 
 WORST_SCORE = -1e300
@@ -49,22 +48,9 @@ class SweepPlan:
     While a sweep runs, it alone changes the records of the trials, but for the ids of their runs in MLflow.
     """
 
-    def __init__(
-        self,
-        config: SweepConfig,
-        records: SweepRecords,
-        exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
-        check: Callable[[Mapping[str, object]], None],
-        on_change: Callable[..., None],
-    ):
-        """Plan a sweep from its config and the records that it has so far.
-
-        `exploit(recipient, donor, exploit, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
-        never run this configuration; `on_change(*records)` gets the trials that a change of the records is about. A
-        trial that `next_trial` returns has changed too.
-        """
-        self.config, self.records, self.on_change = config, records, on_change
-        self.exploit, self.check = exploit, check
+    def __init__(self, config: SweepConfig, records: SweepRecords):
+        """Plan a sweep from its config and the records that it has so far."""
+        self.config, self.records = config, records
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
         self.scheduler = make_scheduler(config, steps)
@@ -82,6 +68,8 @@ class SweepPlan:
         """True if the scheduler may decide otherwise than it did last."""
         self.exhausted = False
         """True once the search has no more configurations, or the budget has no more trials."""
+        self._changes: dict[int, TrialRecord] = {}
+        """Number of a trial -> its record, which has changed since `take_changes`."""
         for record in records.trials:
             if record.status == "cut" and not self.used_up():
                 record.state, record.status = "running", ""
@@ -107,34 +95,48 @@ class SweepPlan:
             return f"budget.steps={budget.steps}"
         return ""
 
-    def next_trial(self) -> TrialRecord | Pause:
-        """Return the record whose next leg is to run, or the reason why none is."""
+    def next_step(self) -> TrialRecord | TrialVerdicts | Pause:
+        """Return what the sweep does next.
+
+        A record is the trial whose next leg is to run: the caller gives it to `begin_leg`, or to `refuse` if the cluster
+        can never run it. Verdicts let trials take over others' weights: the caller copies these, and gives the verdicts to
+        `apply_verdicts`. A `Pause` is the reason why nothing is to be done now.
+        """
         while True:
             if self.used_up():
                 return Pause.WAIT if self.active else Pause.END
             if not self.ready and self.undecided:
-                self._decide()
+                verdicts = self._decide()
+                if verdicts.exploits:
+                    return verdicts
+                self.apply_verdicts(verdicts, {})
             record = self.records.trials[self.ready.popleft()] if self.ready else self._new_trial()
             if record is not None:
-                if not self.refuse_unfit(record):
-                    return self._start(record)
-            elif self.active:
+                return record
+            if self.active:
                 return Pause.WAIT
-            elif not self.standings.waiting or not self._decide():
-                return Pause.END  # also where the scheduler makes no decision
+            if not self.undecided:
+                return Pause.END
 
-    def refuse_unfit(self, record: TrialRecord) -> bool:
-        """End a trial that is not active as refused if the cluster can never run it; False if it can."""
-        try:
-            self.check(record.values)
-        except MarlRayError as error:
-            if record.number in self.ready:
-                self.ready.remove(record.number)
-            self._end(record, "refused", str(error))
-            self.undecided = True
-            self.on_change(record)
-            return True
-        return False
+    def take_changes(self) -> list[TrialRecord]:
+        """Return the records that have changed since the last call, each once, but for those of running legs."""
+        changes = list(self._changes.values())
+        self._changes.clear()
+        return changes
+
+    def refuse(self, record: TrialRecord, error: str) -> None:
+        """End a trial that is not active as refused, because the cluster can never run it."""
+        if record.number in self.ready:
+            self.ready.remove(record.number)
+        self._end(record, "refused", error)
+        self.undecided = True
+
+    def begin_leg(self, record: TrialRecord, configs: list[JsonObject], cpus: float, gpus: float) -> None:
+        """Note that the trial's next leg begins, with the run config of each seed, and the CPUs and GPUs it occupies."""
+        record.state, record.legs = "running", record.legs + 1
+        record.configs, record.cpus, record.gpus = configs, cpus, gpus
+        self.active.add(record.number)
+        self._update_standing(record)
 
     def has_work(self) -> bool:
         """Return True if work is left; False for a sweep that has ended."""
@@ -192,18 +194,13 @@ class SweepPlan:
             scores = signed_objectives(self.config.metric, record.objectives)
             record.scores[until] = WORST_SCORE if scores is None else scores[0]
             record.state = "waiting"
-            self._update_standing(record)
+            self._note_change(record)
         else:
             if result is not None and result.get("objectives") is not None:
                 record.objectives = result["objectives"]
             self._end(record, status, (result or {}).get("error", ""))
         self.undecided = True
         self.records.seconds = self.seconds()
-        self.on_change(record)
-
-    def note_leg(self, record: TrialRecord, configs: list[dict[str, object]], cpus: float, gpus: float) -> None:
-        """Note the run config of each seed in the leg that begins, and the CPUs and GPUs that it occupies."""
-        record.configs, record.cpus, record.gpus = configs, cpus, gpus
 
     def note_progress(self, number: int, counts: JsonMapping, objectives: Sequence[float] | None = None) -> None:
         """Note the progress of a running trial, and its objectives so far if all are known."""
@@ -214,12 +211,6 @@ class SweepPlan:
         for key in ("steps", "played", "seconds"):
             if key in counts:
                 setattr(record, key, counts[key])
-
-    def _start(self, record: TrialRecord) -> TrialRecord:
-        record.state, record.legs = "running", record.legs + 1
-        self.active.add(record.number)
-        self._update_standing(record)
-        return record
 
     def _new_trial(self) -> TrialRecord | None:
         """Add a trial with the next configuration of the search; None if there is none."""
@@ -234,43 +225,46 @@ class SweepPlan:
         self.records.trials.append(record)
         return record
 
-    def _decide(self) -> bool:
-        """Let the scheduler decide about the waiting trials; True if one of them does not wait on."""
+    def _decide(self) -> TrialVerdicts:
+        """Return what the scheduler decides about the waiting trials."""
         self.undecided = False
         if not self.standings.waiting:
-            return False
-        verdicts = self.scheduler.decide(self.standings, self.trials_left())
-        changed: dict[int, TrialRecord] = {}
+            return TrialVerdicts()
+        return self.scheduler.decide(self.standings, self.trials_left())
+
+    def apply_verdicts(self, verdicts: TrialVerdicts, failures: Mapping[int, str]) -> None:
+        """Note what the scheduler has decided, all at once: which trials took over others, stop, and go on.
+
+        `failures` holds the reason why a trial could not take over the weights of another, by the trial's number: it ends
+        as failed.
+        """
         for number, exploit in verdicts.exploits.items():
-            record, donor = self.records.trials[number], self.records.trials[exploit.donor]
-            at = max(record.scores)
-            changed[number] = record
-            try:
-                self.exploit(record, donor, exploit, at)
-            except OSError as error:
-                # Such as a full disk; the recipient's folder may hold a part of the donor's bundles.
-                self._end(record, "failed", f"exploit of trial {exploit.donor:04d}: {one_line(error)}")
+            record = self.records.trials[number]
+            if number in failures:
+                self._end(record, "failed", failures[number])
                 continue
+            at = max(record.scores)
             record.history[at] = dict(record.values)
             record.exploits.append({"at": at, "donor": exploit.donor, "values": dict(exploit.values)})
             record.values = dict(exploit.values)
+            self._note_change(record)
         for number in sorted(verdicts.stop):
-            changed[number] = record = self.records.trials[number]
-            self._end(record, "stopped", "")
+            self._end(self.records.trials[number], "stopped", "")
         for number in sorted(verdicts.go & self.standings.waiting):
-            changed[number] = record = self.records.trials[number]
+            record = self.records.trials[number]
             record.state = "running"
-            self._update_standing(record)
+            self._note_change(record)
             self.ready.append(number)
-        if changed:
-            self.on_change(*changed.values())
-        return bool(changed)
 
     def _end(self, record: TrialRecord, status: str, error: str) -> None:
         """End a trial and tell the search, which so knows what a plan knows that is made anew from the records."""
         record.state, record.status, record.error = "ended", status, error
-        self._update_standing(record)
+        self._note_change(record)
         self._tell_search(record)
+
+    def _note_change(self, record: TrialRecord) -> None:
+        self._changes[record.number] = record
+        self._update_standing(record)
 
     def _update_standing(self, record: TrialRecord) -> None:
         """Note what the scheduler sees of a trial."""

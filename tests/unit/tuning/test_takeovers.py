@@ -1,0 +1,64 @@
+"""Takeovers of weights: what the driver copies, and what it says of a trial that could not take over another's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marl_ray.config import parse_config
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.tuning.folder import trial_folder
+from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
+from marl_ray.tuning.running.sweep_legs import copy_weights
+from marl_ray.tuning.running.trial_files import TrialState, read_state, write_state
+from marl_ray.tuning.search.plan import SweepPlan
+from marl_ray.tuning.search.schedulers import Exploit, TrialVerdicts
+
+VALUES = {"hyper.lr": 0.03}
+VERDICTS = TrialVerdicts(go=frozenset({1}), exploits={1: Exploit(0, VALUES)})
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> tuple[SweepConfig, SweepRecords]:
+    """Return a sweep of two trials that wait at 250 steps; the first has a checkpoint."""
+    data: dict[str, Any] = {
+        "name": "s",
+        "storage": str(tmp_path),
+        "run": {"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": 1000}},
+        "space": {"hyper.lr": {"loguniform": [0.001, 0.1]}},
+        "search": "random",
+        "scheduler": {"kind": "pbt", "interval": 250},
+        "budget": {"trials": 2},
+    }
+    config = parse_config(SweepConfig, data)
+    trials = [TrialRecord(number, {"hyper.lr": 0.01}, "waiting", scores={250: -number}) for number in range(2)]
+    donor = trial_folder(config.storage, config.name, 0)
+    donor.write("checkpoint-250/weights", b"best")
+    write_state(donor, TrialState(["checkpoint-250"]))
+    return config, SweepRecords(config.name, config.resolve(), identity_of(config), trials=trials)
+
+
+def test_a_takeover_is_copied_and_said_once(waiting):
+    config, records = waiting
+    lines: list[str] = []
+    for _ in range(2):  # again, as after the death of the driver
+        assert copy_weights(config, records, VERDICTS, lines.append) == {}
+    recipient = trial_folder(config.storage, config.name, 1)
+    assert recipient.read("exploit-250/weights") == b"best"
+    assert [(each.at, each.donor, each.values) for each in read_state(recipient).exploits] == [(250, 0, VALUES)]
+    assert lines == ["trial 0001 takes over 0000 at 250 steps: lr=0.03"]
+
+
+def test_a_trial_whose_folder_cannot_be_written_fails_with_the_reason_and_the_others_go_on(waiting, tmp_path):
+    config, records = waiting
+    Path(trial_folder(config.storage, config.name, 1).path).write_text("a file stands where the folder is to be")
+    lines: list[str] = []
+    failures = copy_weights(config, records, VERDICTS, lines.append)
+    assert failures.keys() == {1} and lines == []
+    assert failures[1].startswith("exploit of trial 0000: ") and "Not a directory" in failures[1]
+    plan = SweepPlan(config, records)
+    plan.apply_verdicts(TrialVerdicts(go=frozenset({0, 1}), exploits=VERDICTS.exploits), failures)
+    assert [(record.state, record.status) for record in records.trials] == [("running", ""), ("ended", "failed")]
+    assert records.trials[1].error == failures[1] and records.trials[1].exploits == []
+    assert [record.number for record in plan.take_changes()] == [1, 0]
+    assert plan.next_step() is records.trials[0]
