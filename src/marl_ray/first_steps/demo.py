@@ -157,7 +157,7 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.administration.requests import deploy_bundle
     from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents
-    from marl_ray.training.team.families.actor_critics import ActorCriticTeam
+    from marl_ray.training.team.families.actor_critic_teams import ActorCriticTeam
 
     bundle, env = folder / "untrained", make_env(config.env)
     agents = team_agents(config, env)
