@@ -18,14 +18,14 @@ from benchmarks.records import machine, store
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import LookSettings, Totals
-from marl_ray.experiments.lifecycle import RolloutPlan
+from marl_ray.experiments.lifecycle import RampPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion
-from marl_ray.serving.rollout_decisions.questions import PROMOTION, Measure, QuestionRules, outcome_of, run_test
-from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL
+from marl_ray.serving.ramp_decisions.questions import PROMOTION, Measure, QuestionRules, outcome_of, run_test
+from marl_ray.serving.ramp_decisions.ramp_control import ERROR_GUARDRAIL
 
-PLAN = RolloutPlan("c", {"c": 1.0, "t": 1.0})
+PLAN = RampPlan("c", {"c": 1.0, "t": 1.0})
 CONFIG = parse_config(ExperimentConfig, {"name": "benchmark", "arms": {"c": {"bundle": "c"}, "t": {"bundle": "t"}}})
 """An experiment with the defaults of all keys that tests read."""
 STEP, HORIZON = 50, 4_000

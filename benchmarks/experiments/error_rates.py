@@ -39,10 +39,10 @@ from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
 from marl_ray.experiments.designs.fixed_size import samples_needed
 from marl_ray.experiments.evidence.looks import Look
-from marl_ray.experiments.lifecycle import RolloutPlan
+from marl_ray.experiments.lifecycle import RampPlan
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Summary, tune_rho
 from marl_ray.experiments.statistics.sequential import BORROWED_WEIGHT, PROMOTION_CAUTION
-from marl_ray.serving.rollout_decisions.questions import Measure, run_test
+from marl_ray.serving.ramp_decisions.questions import Measure, run_test
 
 ALPHA, FIRST = 0.05, 50
 """Error of each test, and `min_outcomes`."""
@@ -112,7 +112,7 @@ def _log_evidence(looks: Looks, margin: float, sign: int, binary: bool, alpha: f
 def check(looks: Looks, margin: float, binary: bool) -> None:
     """Check that the vectorised formula is what the gateway's own test finds, at a few looks."""
     n_t, n_c, *parts = (np.broadcast_to(part, looks.mean_t.shape) for part in looks)
-    measure, plan = Measure("outcome", "higher", margin, binary, None, None), RolloutPlan("c", {"c": 1.0, "t": 1.0})
+    measure, plan = Measure("outcome", "higher", margin, binary, None, None), RampPlan("c", {"c": 1.0, "t": 1.0})
     for sign in (-1, 1):
         evidence = log_evidence(looks, margin, sign, binary)
         for at in ((0, -1), (1, 60), (2, 20)):

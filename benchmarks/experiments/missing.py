@@ -13,12 +13,12 @@ import numpy as np
 from benchmarks.experiments.streams import CHUNK, Looks
 from marl_ray.experiments.evidence.looks import look_at
 from marl_ray.experiments.evidence.running_sums import LookSettings, Totals
-from marl_ray.experiments.lifecycle import RolloutPlan
+from marl_ray.experiments.lifecycle import RampPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm
-from marl_ray.serving.rollout_decisions.questions import Measure, run_test
+from marl_ray.serving.ramp_decisions.questions import Measure, run_test
 
 LOOKS = 200
 """Looks at an experiment."""
@@ -160,7 +160,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
             values["outcome", 1, name, "", True] = moments
     exposed = {key[:3]: n for key, n in judged.items()}
     look = look_at(Totals(exposed, judged, values), LookSettings(), 0.0)
-    plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
+    plan = RampPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
     answer = run_test(sign, look, measure, "t", plan, alpha=0.05, min_outcomes=MIN_OUTCOMES, excludes_missing=True)
     test = answer.test

@@ -25,7 +25,7 @@ from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 from marl_ray.training.collectives import worker_mesh
-from marl_ray.training.learner.families import language_models
+from marl_ray.training.learner.families import language_policies
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.team.memory_plan import memory_plan
 from marl_ray.training.team.model_shapes import qwen_architecture
@@ -226,7 +226,7 @@ def _run_of(path: str, settings: StepSettings) -> RunConfig:
 def _step_of(
     policy: TokenPolicy, device: torch.device, settings: StepSettings, hyper: HyperParameters
 ) -> Callable[[], None]:
-    models = language_models.set_up(policy, worker_mesh(device.type), True, reference=False, engine_has_weights=True)
+    models = language_policies.set_up(policy, worker_mesh(device.type), True, reference=False, engine_has_weights=True)
     model = models.trained
     optimizer = optimizer_of(hyper, [([model.lm], 1e-6)])
     prompts = torch.zeros(settings.rows, settings.context - settings.tokens, dtype=torch.int64, device=device)
@@ -237,10 +237,10 @@ def _step_of(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         for number in range(PASSES):
-            language_models.begin_pass(model, last=number == PASSES - 1)
+            language_policies.begin_pass(model, last=number == PASSES - 1)
             outputs = model.evaluate(prompts, responses, mask, learn_entropy=False)
             (-outputs.log_probs.sum() / (PASSES * mask.sum())).backward()
-        language_models.end_passes(model)
+        language_policies.end_passes(model)
         clip_gradients([model.lm], hyper.max_grad_norm)
         optimizer.step()
 

@@ -9,7 +9,7 @@ from toy_serving.gateways import write_keys
 from toy_serving.sites import running
 
 from marl_ray.config import GatewayConfig, RunConfig, parse_config
-from marl_ray.first_steps.demo import ROLLOUT_SETTINGS, decision_lines, play, roll_out_untrained, table
+from marl_ray.first_steps.demo import RAMP_SETTINGS, decision_lines, play, ramp_untrained, table
 from marl_ray.first_steps.steps import ENDPOINT
 from marl_ray.serving.asgi import Gateway
 from marl_ray.training.single_process import train_alone
@@ -28,7 +28,7 @@ def train_run(folder: Path, lr: float) -> tuple[RunConfig, str]:
 @pytest.mark.slow
 def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(tmp_path, monkeypatch):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
-    monkeypatch.setitem(ROLLOUT_SETTINGS, "outcome_window_s", 1.0)  # its episodes take a few hundredths of a second
+    monkeypatch.setitem(RAMP_SETTINGS, "outcome_window_s", 1.0)  # its episodes take a few hundredths of a second
     _, ippo = train_run(tmp_path / "ippo", 0.003)
     run, mappo = train_run(tmp_path / "mappo", 0.03)
     arms = {"ippo": {"bundle": ippo}, "mappo": {"bundle": mappo}}
@@ -36,7 +36,7 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(tmp_p
     keys = write_keys(tmp_path / "keys.yaml", ada=("admin", "inference", "outcomes"))
     gateway = parse_config(
         GatewayConfig,
-        where | {"api_keys": keys, "experiments": [{"name": ENDPOINT, "arms": arms, **ROLLOUT_SETTINGS}]},
+        where | {"api_keys": keys, "experiments": [{"name": ENDPOINT, "arms": arms, **RAMP_SETTINGS}]},
     )
     with running(Gateway(gateway, seed=0)) as site:
         good = play(site.url, ENDPOINT, run.env, EPISODES)
@@ -44,7 +44,7 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(tmp_p
         assert min(arm["mean"] for arm in good.report["arms"].values()) > 3.0 and good.episodes < EPISODES
         lines = decision_lines(good)
         assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in lines), lines
-        name = roll_out_untrained(run, tmp_path, site.url)
+        name = ramp_untrained(run, tmp_path, site.url)
         bad = play(site.url, name, run.env, EPISODES)
         assert bad.report["status"] == "rolled_back" and bad.report["arms"]["candidate"]["verdict"] == "worse", bad
         lines = decision_lines(bad)

@@ -8,7 +8,7 @@
 
 A running `gradual` experiment climbs through stages. A rollback marks arms for good, in any state; the experiment is
 rolled back when no treatment is left. `weights_of` is the only place that turns a state into traffic, and it gives a
-marked arm nothing, whatever the state. `rollout_steps` decides from evidence which action comes next.
+marked arm nothing, whatever the state. `ramp_steps` decides from evidence which action comes next.
 """
 
 import math
@@ -71,7 +71,7 @@ class StaleEpochError(FieldError):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutPlan:
+class RampPlan:
     """The part of an experiment's config that decides its traffic."""
 
     control: str
@@ -129,7 +129,7 @@ class ExperimentRecord:
     created: float
     """Moment at which it was opened first, in seconds since 1970."""
     state: ExperimentState
-    plan: RolloutPlan
+    plan: RampPlan
     """The plan in the config."""
 
     @property
@@ -148,13 +148,13 @@ class ExperimentRecord:
         return tuple(arm for arm, w in self.plan.weights.items() if w > 0 and arm in self.state.rolled_back)
 
 
-def plan_of(config: JsonMapping) -> RolloutPlan:
+def plan_of(config: JsonMapping) -> RampPlan:
     """Return the plan in an experiment's stored config.
 
     A key that an older config lacks has the value of a plain A/B test.
     """
     arms, strategy = config["arms"], config.get("strategy", "ab")
-    return RolloutPlan(
+    return RampPlan(
         control=config.get("control") or next(iter(arms)),
         weights={arm: float(part["weight"]) for arm, part in arms.items()},
         strategy=strategy,
@@ -164,7 +164,7 @@ def plan_of(config: JsonMapping) -> RolloutPlan:
     )
 
 
-def weights_of(plan: RolloutPlan, state: ExperimentState) -> dict[str, float]:
+def weights_of(plan: RampPlan, state: ExperimentState) -> dict[str, float]:
     """Return arm -> weight in force.
 
     The control inherits the weight of rolled-back arms, so that the other treatments keep their shares: a rollback
@@ -186,11 +186,11 @@ def weights_of(plan: RolloutPlan, state: ExperimentState) -> dict[str, float]:
     return remaining if any(remaining.values()) else _all_traffic_to(plan, plan.control)
 
 
-def _all_traffic_to(plan: RolloutPlan, arm: str) -> dict[str, float]:
+def _all_traffic_to(plan: RampPlan, arm: str) -> dict[str, float]:
     return {other: float(other == arm) for other in plan.weights}
 
 
-def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
+def shadows_of(plan: RampPlan, state: ExperimentState) -> tuple[str, ...]:
     """Return the arms that get a copy of the traffic and answer nobody."""
     if state.status is not ExperimentStatus.RUNNING or plan.strategy != "shadow":
         return ()
@@ -198,7 +198,7 @@ def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
 
 
 def transition(
-    state: ExperimentState, action: Action, plan: RolloutPlan, now: float, arm: str | None = None
+    state: ExperimentState, action: Action, plan: RampPlan, now: float, arm: str | None = None
 ) -> ExperimentState:
     """Return the state after an action, which `ALLOWED_STATUSES` and the plan must permit.
 
@@ -234,7 +234,7 @@ def transition(
 
 
 def state_under_weights(
-    state: ExperimentState, plan: RolloutPlan, weights: Mapping[str, float], now: float
+    state: ExperimentState, plan: RampPlan, weights: Mapping[str, float], now: float
 ) -> ExperimentState:
     """Return the state of a running `thompson` experiment under other weights.
 
@@ -251,7 +251,7 @@ def state_under_weights(
     return replace(state, epoch=state.epoch + 1, allocation=Allocation(dict(weights), now))
 
 
-def _check_treatment(action: Action, plan: RolloutPlan, arm: str) -> None:
+def _check_treatment(action: Action, plan: RampPlan, arm: str) -> None:
     if action not in (Action.PROMOTE, Action.ROLLBACK):
         raise MarlRayError(f"arm: {action} concerns the whole experiment, got arm {arm!r}")
     if arm not in plan.treatments:
@@ -259,7 +259,7 @@ def _check_treatment(action: Action, plan: RolloutPlan, arm: str) -> None:
         raise MarlRayError(f"arm: expected a treatment to {action} ({', '.join(plan.treatments)}), got {what}")
 
 
-def _choose_winner(state: ExperimentState, plan: RolloutPlan, arm: str | None) -> str:
+def _choose_winner(state: ExperimentState, plan: RampPlan, arm: str | None) -> str:
     eligible = _eligible_treatments(plan, state.rolled_back)
     if arm is None and len(eligible) != 1:
         raise MarlRayError(
@@ -270,7 +270,7 @@ def _choose_winner(state: ExperimentState, plan: RolloutPlan, arm: str | None) -
     return arm or eligible[0]
 
 
-def _state_after_rollback(state: ExperimentState, plan: RolloutPlan, arms: tuple[str, ...]) -> ExperimentState:
+def _state_after_rollback(state: ExperimentState, plan: RampPlan, arms: tuple[str, ...]) -> ExperimentState:
     barred = state.rolled_back | set(arms)
     if barred == state.rolled_back:
         return state
@@ -281,13 +281,13 @@ def _state_after_rollback(state: ExperimentState, plan: RolloutPlan, arms: tuple
     return replace(state, status=status, epoch=state.epoch + 1, rolled_back=barred)
 
 
-def _eligible_treatments(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
+def _eligible_treatments(plan: RampPlan, barred: frozenset[str]) -> list[str]:
     """Return the treatments that take part and are not rolled back."""
     in_play = [arm for arm in plan.treatments if plan.strategy == "shadow" or plan.weights[arm] > 0]
     return [arm for arm in in_play if arm not in barred]
 
 
-def state_under_config(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
+def state_under_config(state: ExperimentState, before: RampPlan, after: RampPlan, now: float) -> ExperimentState:
     """Return the state under a config that assigns differently.
 
     The state is of the next epoch, in which the stage begins anew. Other stages or another strategy begin at the first

@@ -29,7 +29,7 @@ from marl_ray.serving.http.keys import new_key
 CONFIGS = Path(__file__).parent / "configs"
 ARM_CONFIGS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
-ROLLOUT_SETTINGS: JsonObject = {
+RAMP_SETTINGS: JsonObject = {
     "strategy": "gradual",
     "stages": [0.25, 0.5, 1.0],
     "min_exposures": 20,
@@ -107,13 +107,13 @@ def demonstrate(folder: Path, episodes: int, listener: JobListener) -> Iterator[
             arms = {
                 arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARM_CONFIGS.items()
             }
-            url = deploy_endpoint(folder, ray.dashboard_url, {"arms": arms, **ROLLOUT_SETTINGS})
+            url = deploy_endpoint(folder, ray.dashboard_url, {"arms": arms, **RAMP_SETTINGS})
         with timed_step(console, "rolling mappo out, a quarter of the episodes first"):
-            rollout = play(url, ENDPOINT, mappo.env, episodes)
+            ramp = play(url, ENDPOINT, mappo.env, episodes)
         with timed_step(console, "rolling an untrained team out against the winner"):
-            untrained_rollout = play(url, roll_out_untrained(mappo, folder, url), mappo.env, episodes)
+            untrained_ramp = play(url, ramp_untrained(mappo, folder, url), mappo.env, episodes)
         yield DemoResult(
-            experiments=[rollout, untrained_rollout],
+            experiments=[ramp, untrained_ramp],
             curves=str(_plot_curves(folder)),
             tracking_uri=f"sqlite:///{folder}/mlflow.db",
             database=f"sqlite:///{folder}/experiments.db",
@@ -152,19 +152,19 @@ def _train(config: Path, folder: Path, dashboard_url: str, listener: JobListener
         raise MarlRayError(f"demo: training {config.stem} failed with status {status}")
 
 
-def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
+def ramp_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything, and return its name."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.administration.requests import deploy_bundle
     from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents
-    from marl_ray.training.team.families.actor_critics import ActorCriticTeam
+    from marl_ray.training.team.families.actor_critic_teams import ActorCriticTeam
 
     bundle, env = folder / "untrained", make_env(config.env)
     agents = team_agents(config, env)
     team = ActorCriticTeam(agents, build_models(config, env, agents), {})
     bundle_writer(config, env, team, 0, {})(bundle)
     env.close()
-    options = {key: value for key, value in ROLLOUT_SETTINGS.items() if key != "strategy"}
+    options = {key: value for key, value in RAMP_SETTINGS.items() if key != "strategy"}
     name: str = deploy_bundle(url, str(bundle), "gradual", ENDPOINT, options, "the demo's bad arm")["name"]
     return name
 
@@ -184,7 +184,7 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment
         if request_json(url, f"/v1/experiments/{name}")["status"] in FINAL_STATUSES:
             break
     else:  # the last episodes are judged when their windows are over
-        time.sleep(ROLLOUT_SETTINGS["outcome_window_s"] + JUDGED_S)
+        time.sleep(RAMP_SETTINGS["outcome_window_s"] + JUDGED_S)
         if request_json(url, f"/v1/experiments/{name}")["status"] not in FINAL_STATUSES:
             # Not enough episodes for a proof; production stays, and the endpoint is free for the next.
             request_json(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})

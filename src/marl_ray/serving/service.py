@@ -30,8 +30,8 @@ from marl_ray.serving.logs.acts import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.logs.spool import Spool, spool_folder
-from marl_ray.serving.rollout_decisions.curve_cache import CurveCache
-from marl_ray.serving.rollout_decisions.webhook import Webhook
+from marl_ray.serving.ramp_decisions.curve_cache import CurveCache
+from marl_ray.serving.ramp_decisions.webhook import Webhook
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.failures import Failures

@@ -17,7 +17,7 @@ from marl_ray.policies.actor_critic.distributions import distribution_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.bundles.actor_critic import ServedPolicy
 from marl_ray.training.single_process import train_alone
-from marl_ray.training.team.families.actor_critics import explain_mismatch
+from marl_ray.training.team.families.actor_critic_teams import explain_mismatch
 
 
 @pytest.fixture(scope="module")

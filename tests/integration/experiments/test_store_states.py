@@ -21,7 +21,7 @@ from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import Production
 
 
-def test_a_gradual_rollout_goes_from_draft_to_promotion(url):
+def test_a_gradual_ramp_goes_from_draft_to_promotion(url):
     stores = open_stores(url)
     assert stores.experiments.open("exp", gradual(a=1, b=1) | {"autostart": False}).weights == {
         "a": 1,

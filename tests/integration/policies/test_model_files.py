@@ -28,7 +28,7 @@ from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group
-from marl_ray.training.team.families.language_models import build_models
+from marl_ray.training.team.families.language_teams import build_models
 
 SIZES = {
     "vocab_size": 259,

@@ -40,7 +40,7 @@ PRELOADED = (
     "marl_ray.algorithms.with_critic.mappo",
     "marl_ray.policies.bundles.actor_critic",
     "marl_ray.training.driver",
-    "marl_ray.training.learner.families.actor_critics",
+    "marl_ray.training.learner.families.actor_critic_policies",
     "marl_ray.training.single_process",
     "matplotlib.pyplot",
     "mlflow.store.model_registry.sqlalchemy_store",

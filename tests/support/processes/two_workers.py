@@ -13,7 +13,7 @@ from typing import Any
 
 PRELOADED = [
     "marl_ray.training.single_process",
-    "marl_ray.training.learner.families.language_models",
+    "marl_ray.training.learner.families.language_policies",
     "marl_ray.training.imitation.warm_start",
     "marl_ray.training.tracking.mlflow_run",
     "mlflow.store.db.utils",

@@ -13,8 +13,8 @@ from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.units import Exposure
-from marl_ray.serving.rollout_decisions.report import describe
-from marl_ray.serving.rollout_decisions.rollout_control import LookResults, read_results
+from marl_ray.serving.ramp_decisions.ramp_control import LookResults, read_results
+from marl_ray.serving.ramp_decisions.report import describe
 from stores.migrated import migrate
 from stores.units import read_record
 

@@ -16,7 +16,7 @@ from marl_ray.experiments.lifecycle import (
     Action,
     ExperimentState,
     ExperimentStatus,
-    RolloutPlan,
+    RampPlan,
     plan_of,
     shadows_of,
     state_under_config,
@@ -24,7 +24,7 @@ from marl_ray.experiments.lifecycle import (
     weights_of,
 )
 
-PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 3.0}, "gradual", (0.2, 0.5, 1.0), min_exposures=10, min_duration_s=60)
+PLAN = RampPlan("a", {"a": 1.0, "b": 1.0, "c": 3.0}, "gradual", (0.2, 0.5, 1.0), min_exposures=10, min_duration_s=60)
 RUNNING = ExperimentState(ExperimentStatus.RUNNING, stage_since=1_000.0)
 
 
@@ -88,7 +88,7 @@ def test_a_rollback_leaves_the_other_treatments_shares_alone():
     )
     assert transition(state, Action.ROLLBACK, PLAN, 1.0, "c") is state
     assert transition(state, Action.ROLLBACK, PLAN, 1.0).status is ExperimentStatus.ROLLED_BACK
-    without_control = RolloutPlan("a", {"a": 0.0, "b": 1.0})
+    without_control = RampPlan("a", {"a": 0.0, "b": 1.0})
     state = transition(RUNNING, Action.ROLLBACK, without_control, 1.0, "b")
     assert (state.status, weights_of(without_control, state)) == (ExperimentStatus.ROLLED_BACK, {"a": 1.0, "b": 0.0})
     stopped = replace(RUNNING, status=ExperimentStatus.STOPPED)
@@ -121,7 +121,7 @@ def test_a_stage_begins_with_its_start_its_resumption_and_its_config():
     st.lists(st.tuples(st.sampled_from(list(Action)), st.sampled_from([None, "b", "c", "d"])), max_size=30),
 )
 def test_no_sequence_of_actions_gives_a_rolled_back_arm_traffic(strategy, weights, status, steps):
-    plan = RolloutPlan("a", weights, strategy, (0.3, 0.6) if strategy == "gradual" else (1.0,))
+    plan = RampPlan("a", weights, strategy, (0.3, 0.6) if strategy == "gradual" else (1.0,))
     state, barred = ExperimentState(status), frozenset[str]()
     for now, (action, arm) in enumerate(steps):
         before = state
@@ -150,11 +150,11 @@ def test_a_config_makes_the_plan():
     assert (cost.name, cost.better, cost.margin, cost.alpha, cost.is_binary) == ("cost", "lower", 0.5, 0.05, False)
     assert experiment(guardrails=[{"name": "error"}]).guardrails[0].is_binary
     assert experiment(guardrails=[{"name": "outcome"}]).guardrails[0].better == "higher"
-    assert plan_of(config.resolve()) == RolloutPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
+    assert plan_of(config.resolve()) == RampPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
     assert plan_of(experiment().resolve()).stages == (1.0,)
     assert parse_config(ExperimentConfig, config.resolve()) == config  # as Serve hands it on
     older = {"salt": "s", "arms": {"a": {"digest": "x", "weight": 1}, "b": {"digest": "y", "weight": 3}}}
-    assert plan_of(older) == RolloutPlan("a", {"a": 1.0, "b": 3.0})
+    assert plan_of(older) == RampPlan("a", {"a": 1.0, "b": 3.0})
 
 
 @pytest.mark.parametrize(

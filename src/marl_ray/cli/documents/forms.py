@@ -1,7 +1,7 @@
 """The forms of the documents that commands print with --json."""
 
 EXPERIMENT_FORM = {
-    "name, status, strategy, stage, epoch": "The experiment, and where its rollout is.",
+    "name, status, strategy, stage, epoch": "The experiment, and where its ramp is.",
     "arms": "Arm -> traffic, counts of units, mean, verdict, and difference to the control with its interval.",
     "control": "The arm that the others are compared with.",
     "decision": "The next step, its arm and the reason.",

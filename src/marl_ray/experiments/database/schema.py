@@ -27,7 +27,7 @@ experiments = sa.Table(
     sa.Column("revision", sa.Integer),
     sa.Column("allocation", sa.JSON(none_as_null=True)),
 )
-"""One row per experiment: its config, and where its rollout stands.
+"""One row per experiment: its config, and where its ramp stands.
 
 `stage` counts from 0, since the time `stage_since` and the epoch `stage_epoch`; `revision` rises with each change of the
 config; `allocation` holds the weights that replace the stage's.

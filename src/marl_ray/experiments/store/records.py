@@ -40,7 +40,7 @@ class AssignmentState:
     """Grows with every change of the state, from 1."""
     status: ExperimentStatus
     stage: int
-    """Stage of the rollout, from 0."""
+    """Stage of the ramp, from 0."""
     weights: dict[str, float]
     """Arm -> relative weight of new units."""
     control: str

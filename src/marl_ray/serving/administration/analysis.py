@@ -22,7 +22,7 @@ from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.facade import Stores, open_stores
-from marl_ray.serving.rollout_decisions.questions import (
+from marl_ray.serving.ramp_decisions.questions import (
     ENDS,
     HARM,
     PROMOTION,
@@ -31,7 +31,7 @@ from marl_ray.serving.rollout_decisions.questions import (
     measures_without_missing,
     run_test,
 )
-from marl_ray.serving.rollout_decisions.rollout_control import config_of
+from marl_ray.serving.ramp_decisions.ramp_control import config_of
 
 DAY_S = 86_400.0
 """Seconds of the last day, in which the sessions per day are counted."""

@@ -67,7 +67,7 @@ class _ArmReport(TypedDict):
 
 
 class _DecisionReport(TypedDict):
-    """The next step of an experiment's rollout."""
+    """The next step of an experiment's ramp."""
 
     step: str
     arm: str | None

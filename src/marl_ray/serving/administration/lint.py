@@ -103,7 +103,7 @@ def _gateway_faults(application: JsonObject, where: str, host: Any, pods: int | 
         if "num_replicas" in deployment:
             yield f"{path}num_replicas", "expected the replicas in `args`, which this key overrides"
         if deployment.get("user_config") is not None:
-            message = "expected none: weights, stages and all state of a rollout belong to the database"
+            message = "expected none: weights, stages and all state of a ramp belong to the database"
             yield f"{path}user_config", f"{message}, for Serve sends this again whenever the config is submitted"
         if deployment.get("name") != INGRESS:
             continue

@@ -9,9 +9,9 @@ from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.errors import ServingError
 from marl_ray.serving.http.messages import RequestError
-from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
-from marl_ray.serving.rollout_decisions.report import curves, describe
-from marl_ray.serving.rollout_decisions.rollout_control import read_results
+from marl_ray.serving.ramp_decisions.curve_cache import CurveRows
+from marl_ray.serving.ramp_decisions.ramp_control import read_results
+from marl_ray.serving.ramp_decisions.report import curves, describe
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 

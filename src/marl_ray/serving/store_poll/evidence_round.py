@@ -10,7 +10,7 @@ from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.facade import Stores
 from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
 from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
-from marl_ray.serving.rollout_decisions.rollout_control import decide
+from marl_ray.serving.ramp_decisions.ramp_control import decide
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.store_poll.ended_experiments import EndedExperiments

@@ -11,8 +11,8 @@ from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
 from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
-from marl_ray.serving.rollout_decisions.rollout_control import config_of
-from marl_ray.serving.rollout_decisions.webhook import Webhook
+from marl_ray.serving.ramp_decisions.ramp_control import config_of
+from marl_ray.serving.ramp_decisions.webhook import Webhook
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 

@@ -14,7 +14,7 @@ from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
 from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_arms.preloader import Preloader
-from marl_ray.serving.rollout_decisions.webhook import Webhook
+from marl_ray.serving.ramp_decisions.webhook import Webhook
 from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 from marl_ray.serving.store_poll.evidence_round import EvidenceRound
@@ -23,7 +23,7 @@ from marl_ray.serving.store_poll.state_poll import StatePoll
 POLL_S = 0.25
 """Seconds between polls; every replica sees a change of weights or state within this time and one short query."""
 DECIDE_S = 1.0
-"""Seconds between decisions on rollouts; each replica begins at a random part of it, so that they differ."""
+"""Seconds between decisions on ramps; each replica begins at a random part of it, so that they differ."""
 CLOSE_S = 5.0
 """Seconds that closing waits for each thread."""
 

@@ -23,7 +23,7 @@ from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import worker_mesh
-from marl_ray.training.learner.families.language_models import begin_pass, joint_workers
+from marl_ray.training.learner.families.language_policies import begin_pass, joint_workers
 
 
 class DryPass(NamedTuple):

@@ -23,7 +23,7 @@ from marl_ray.policies.prompting.prompts import check_fits, encode_prompt
 from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.training.team.families.language_models import bundle_weights
+from marl_ray.training.team.families.language_teams import bundle_weights
 from marl_ray.training.texts.demonstrations import encode_examples, read_demonstrations
 from marl_ray.training.texts.served_data import PolicyReader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of

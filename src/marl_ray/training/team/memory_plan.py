@@ -10,7 +10,7 @@ from marl_ray.policies.language.model_files import empty_lm, reads_by_shards
 from marl_ray.policies.language.sharding.stored_weights import tied_names
 from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
-from marl_ray.training.team.families.language_models import engine_has_weights
+from marl_ray.training.team.families.language_teams import engine_has_weights
 from marl_ray.training.team.language_checks import check_mesh
 from marl_ray.training.team.model_shapes import read_architecture
 from marl_ray.training.tracking.mlflow_run import uri_of

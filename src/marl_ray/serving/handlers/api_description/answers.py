@@ -8,7 +8,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.rollout_steps import RolloutStep
+from marl_ray.experiments.ramp_steps import RampStep
 from marl_ray.experiments.statistics.intervals import Verdict
 from marl_ray.experiments.store.records import AuditEntry, Production
 from marl_ray.json_types import JsonObject
@@ -63,7 +63,7 @@ ArmReport = TypedDict("ArmReport", {
     "difference": NotRequired[float | None], "difference_interval": NotRequired[IntervalEnds | None],
     "verdict": NotRequired[Verdict], "harm": NotRequired[TestReport], "promotion": NotRequired[TestReport],
 })
-DecisionReport = TypedDict("DecisionReport", {"step": RolloutStep, "arm": str | None, "reason": str})
+DecisionReport = TypedDict("DecisionReport", {"step": RampStep, "arm": str | None, "reason": str})
 SampleRatio = TypedDict("SampleRatio", {"p_value": float, "alarm": bool})
 ReportingReport = TypedDict("ReportingReport", {
     "metric": str, "arm": str, "reported": int, "judged": int, "control_reported": int, "control_judged": int,

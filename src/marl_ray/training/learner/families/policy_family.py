@@ -1,6 +1,6 @@
 """The interface of a family of policies, and the choice of one.
 
-The modules `actor_critics` and `language_models` have it.
+The modules `actor_critic_policies` and `language_policies` have it.
 """
 
 from collections.abc import Mapping
@@ -108,9 +108,9 @@ class PolicyFamily(Protocol):
 def policy_family(model: Any) -> PolicyFamily:
     """Return the family of `model`, an ActorCritic or a TokenPolicy."""
     if isinstance(model, ActorCritic):
-        from marl_ray.training.learner.families import actor_critics
+        from marl_ray.training.learner.families import actor_critic_policies
 
-        return actor_critics
-    from marl_ray.training.learner.families import language_models  # loads transformers
+        return actor_critic_policies
+    from marl_ray.training.learner.families import language_policies  # loads transformers
 
-    return language_models
+    return language_policies

@@ -1,6 +1,6 @@
 """The interface of a family of runs, and the choice of one.
 
-The modules `actor_critics` and `language_models` have it.
+The modules `actor_critic_runs` and `language_runs` have it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,9 +68,9 @@ class RunFamily(Protocol):
 def run_family(config: RunConfig) -> RunFamily:
     """Return the functions of the family that the run's policies belong to."""
     if config.has_language_models:
-        from marl_ray.training.loop.families import language_models  # loads transformers
+        from marl_ray.training.loop.families import language_runs  # loads transformers
 
-        return language_models
-    from marl_ray.training.loop.families import actor_critics
+        return language_runs
+    from marl_ray.training.loop.families import actor_critic_runs
 
-    return actor_critics
+    return actor_critic_runs

@@ -1,6 +1,6 @@
 """The interface of a family of teams, and the choice of one.
 
-The modules `actor_critics` and `language_models` have it.
+The modules `actor_critic_teams` and `language_teams` have it.
 """
 
 from collections.abc import Mapping
@@ -58,9 +58,9 @@ class TeamFamily(Protocol):
 def team_family(config: RunConfig) -> TeamFamily:
     """Return the family of a run's team."""
     if config.has_language_models:
-        from marl_ray.training.team.families import language_models  # loads transformers
+        from marl_ray.training.team.families import language_teams  # loads transformers
 
-        return language_models
-    from marl_ray.training.team.families import actor_critics
+        return language_teams
+    from marl_ray.training.team.families import actor_critic_teams
 
-    return actor_critics
+    return actor_critic_teams

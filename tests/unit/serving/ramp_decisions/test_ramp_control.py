@@ -17,12 +17,12 @@ from stores.units import NOW, over
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw_arm
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.rollout_steps import RolloutStep
+from marl_ray.experiments.ramp_steps import RampStep
 from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.units import Exposure
-from marl_ray.serving.rollout_decisions.report import curves, describe
-from marl_ray.serving.rollout_decisions.rollout_control import config_of, decide, read_results
+from marl_ray.serving.ramp_decisions.ramp_control import config_of, decide, read_results
+from marl_ray.serving.ramp_decisions.report import curves, describe
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_weights_that_change_within_a_stage_are_no_mismatch(stores):
     table = AssignmentTable({"a": 1.0, "b": 4.0, "c": 0.0}, "s", 2)
     stores.units.record_exposures([Exposure("exp", f"x{k}", table.assign(f"x{k}"), 0.0) for k in range(600)])
     assert results_of(stores, config).srm.alarm
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD_SRM
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD_SRM
 
 
 def test_a_mismatch_of_clusters_counts_clusters(stores):
@@ -115,9 +115,9 @@ def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(stores, ran
     sessions(stores, 600, value, lambda k: f"match{k // 50}")
     decision = decide(stores.experiments, stores.evidence, config)
     if randomize == "session":
-        assert (decision.step, decision.arm) == (RolloutStep.ROLLBACK, "b")
+        assert (decision.step, decision.arm) == (RampStep.ROLLBACK, "b")
     else:
-        assert decision.step is RolloutStep.HOLD
+        assert decision.step is RampStep.HOLD
         assert results_of(stores, config).harm[0].treatment.n + results_of(stores, config).harm[0].control.n == 12
 
 
@@ -136,7 +136,7 @@ def test_a_switchback_rolls_back_on_blocks_that_are_over(stores):
     assert blocks.treatment.n + blocks.control.n == 100
     assert abs(blocks.treatment.n - blocks.control.n) <= 2  # half a pair at either end
     assert blocks.test.gain == pytest.approx(-2.0, abs=0.5)
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.ROLLBACK
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.ROLLBACK
     assert stores.experiments.read("exp").state.status is ExperimentStatus.ROLLED_BACK
 
 
@@ -157,7 +157,7 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(stores
     assert reports.reported < 60 and reports.judged > 300
     assert reports.control_reported == reports.control_judged
     decision = decide(stores.experiments, stores.evidence, config)
-    assert decision.step is RolloutStep.HOLD_REPORTING
+    assert decision.step is RampStep.HOLD_REPORTING
     sentence = f"'b' reports 'outcome' of {reports.reported} of {reports.judged} sessions, 'a' reports 'outcome' of "
     assert decision.reason.startswith(sentence)
     assert results.warnings == (decision.reason,)
@@ -168,18 +168,18 @@ def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(stores):
     config = open_experiment(stores, promotion="automatic")
     sessions(stores, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
     assert not results_of(stores, config).reporting[0].test.alarm
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.PROMOTE
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.PROMOTE
 
 
 def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(stores, tmp_path):
     config = open_experiment(stores, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
     sessions(stores, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
     assert results_of(stores, config).harm[0].test.proven
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD_REPORTING
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD_REPORTING
     metrics(stores, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
     fresh = open_stores(f"sqlite:///{tmp_path}/experiments.db", stores.database.clock)
     decision = decide(fresh.experiments, fresh.evidence, config)
-    assert (decision.step, decision.reason) == (RolloutStep.ROLLBACK, "harm proven by stress")
+    assert (decision.step, decision.reason) == (RampStep.ROLLBACK, "harm proven by stress")
     fresh.close()
 
 
@@ -196,7 +196,7 @@ def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_windo
             wait = 9 if row.assignment.arm == "b" and k % 2 else 0
             late.append((minute + wait, row.unit, float(k % 2)))
         stores.units.record("exp", [Report(unit, {"outcome": value}) for when, unit, value in late if when == minute])
-        assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
+        assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD
         stores.database.clock.now += 60.0
     results = results_of(stores, config)
     assert results.look.units["b"].judged == results.harm[0].treatment.n > 500
@@ -225,9 +225,9 @@ def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store
     metrics(stores, 600, lambda arm, k: sent(arm))
     decision = decide(stores.experiments, stores.evidence, config)
     if reason is None:
-        assert decision.step is RolloutStep.NEXT_STAGE
+        assert decision.step is RampStep.NEXT_STAGE
     else:
-        assert decision.step in (RolloutStep.HOLD, RolloutStep.HOLD_REPORTING)
+        assert decision.step in (RampStep.HOLD, RampStep.HOLD_REPORTING)
         assert decision.reason.startswith(reason)
         assert decision.reason in results_of(stores, config).warnings
 
@@ -258,12 +258,12 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(stores):
 def test_without_news_a_stage_still_ends_in_time(stores, tmp_path):
     config = open_experiment(stores, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
     sessions(stores, 400, lambda arm, k: float(k % 2))
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD
     later = sa.create_engine(f"sqlite:///{tmp_path}/experiments.db")  # an hour passes
     with later.begin() as connection:
         connection.execute(sa.text("UPDATE experiments SET stage_since = stage_since - 3600"))
     later.dispose()
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.NEXT_STAGE
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.NEXT_STAGE
 
 
 def test_a_promoted_arm_is_not_judged_by_what_comes_after(stores):
@@ -276,12 +276,12 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(stores):
     results = results_of(stores, config)
     assert results.look.units["b"].exposures > 500
     assert not results.harm[0].test.proven and results.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD
     # Late outcomes of the experiment's own sessions still count.
     stores.units.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
     stores.units.record("exp", [Report(f"x{k}", {"outcome": -9.0}) for k in range(200)])
     over(stores)
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.ROLLBACK
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.ROLLBACK
 
 
 def describe_experiment(stores: Stores, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:

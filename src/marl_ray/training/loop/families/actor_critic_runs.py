@@ -12,7 +12,7 @@ from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPla
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.imitation.warm_start import read_logged_units, warm_start
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
-from marl_ray.training.team.families.actor_critics import build_models
+from marl_ray.training.team.families.actor_critic_teams import build_models
 from marl_ray.training.team.members import Team
 
 BUILDING = "making the policies"

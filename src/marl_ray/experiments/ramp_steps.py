@@ -1,4 +1,4 @@
-"""The decision about a rollout: the step that evidence calls for, as a pure function."""
+"""The decision about a ramp: the step that evidence calls for, as a pure function."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from enum import StrEnum
 from marl_ray.experiments.lifecycle import ExperimentRecord, ExperimentStatus
 
 
-class RolloutStep(StrEnum):
+class RampStep(StrEnum):
     """The action that one look at the evidence calls for."""
 
     HOLD = "hold"
@@ -44,7 +44,7 @@ class ArmEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutEvidence:
+class RampEvidence:
     """Results of the statistics of one look, as plain values."""
 
     arms: Mapping[str, ArmEvidence] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class RolloutEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutDecision:
+class RampDecision:
     """The next step of an experiment, with its reason."""
 
-    step: RolloutStep
+    step: RampStep
     epoch: int
     """The epoch whose evidence the decision rests on."""
     reason: str
@@ -64,7 +64,7 @@ class RolloutDecision:
     """The arm that is promoted or rolled back; None for other steps."""
 
 
-def decide_step(record: ExperimentRecord, evidence: RolloutEvidence, now: float) -> RolloutDecision:
+def decide_step(record: ExperimentRecord, evidence: RampEvidence, now: float) -> RampDecision:
     """Decide the next step of the experiment at `now`, in seconds since 1970.
 
     Proven harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
@@ -74,22 +74,22 @@ def decide_step(record: ExperimentRecord, evidence: RolloutEvidence, now: float)
     """
     plan, state = record.plan, record.state
 
-    def hold(reason: str, step: RolloutStep = RolloutStep.HOLD) -> RolloutDecision:
-        return RolloutDecision(step, state.epoch, reason)
+    def hold(reason: str, step: RampStep = RampStep.HOLD) -> RampDecision:
+        return RampDecision(step, state.epoch, reason)
 
     by_arm = {arm: evidence.arms.get(arm, ArmEvidence()) for arm in plan.weights}
     active = [arm for arm in plan.treatments if arm not in state.rolled_back]
     for arm in active:
         if by_arm[arm].harm is not None:
-            return RolloutDecision(RolloutStep.ROLLBACK, state.epoch, f"harm proven by {by_arm[arm].harm}", arm)
+            return RampDecision(RampStep.ROLLBACK, state.epoch, f"harm proven by {by_arm[arm].harm}", arm)
     if state.status is not ExperimentStatus.RUNNING:
         return hold(f"the experiment is {state.status.replace('_', ' ')}")
     if evidence.srm_alarm:
-        return hold("sample ratio mismatch", RolloutStep.HOLD_SRM)
+        return hold("sample ratio mismatch", RampStep.HOLD_SRM)
     weighted = [arm for arm in active if record.weights[arm] > 0]
     for arm in weighted:
         if (unequal_reports := by_arm[arm].unequal_reports) is not None:
-            return hold(unequal_reports, RolloutStep.HOLD_REPORTING)
+            return hold(unequal_reports, RampStep.HOLD_REPORTING)
     exposed = min((by_arm[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
     if exposed < plan.min_exposures:
         return hold(f"{exposed} of {plan.min_exposures} exposures in this stage")
@@ -106,9 +106,9 @@ def decide_step(record: ExperimentRecord, evidence: RolloutEvidence, now: float)
     # If the next stage gives the control nothing, the comparison cannot grow any more: the proof must come before it.
     if later_stages and (later_stages[0] < 1 or promotable):
         share = plan.stages[state.stage]
-        return RolloutDecision(RolloutStep.NEXT_STAGE, state.epoch, f"no harm at {share:g} of the units")
+        return RampDecision(RampStep.NEXT_STAGE, state.epoch, f"no harm at {share:g} of the units")
     if not promotable:
         gap = by_arm[proven[0]].guardrail_gap if proven else None
         return hold(gap or "the promotion bound does not hold yet")
     best = max(promotable, key=lambda arm: by_arm[arm].estimate)
-    return RolloutDecision(RolloutStep.PROMOTE, state.epoch, "the promotion bound holds", best)
+    return RampDecision(RampStep.PROMOTE, state.epoch, "the promotion bound holds", best)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marl_ray.serving.rollout_decisions.curve_cache import CurveCache
+from marl_ray.serving.ramp_decisions.curve_cache import CurveCache
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from marl_ray.config.serving.guardrails import GuardrailConfig
 from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.looks import Look
-from marl_ray.experiments.lifecycle import RolloutPlan
+from marl_ray.experiments.lifecycle import RampPlan
 from marl_ray.experiments.statistics.bets import Claim, End, shifted_ends
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import nearer_end
@@ -123,13 +123,13 @@ def measures_without_missing(config: ExperimentConfig) -> list[str]:
     return ["outcome", *rails] if config.missing == "exclude" else rails
 
 
-def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuestion, ...]:
+def questions_of(config: ExperimentConfig, plan: RampPlan) -> tuple[BetQuestion, ...]:
     """Return all questions for the exact test in one look."""
     questions = dict.fromkeys(_questions(config, plan))
     return tuple(question for question in questions if question is not None)
 
 
-def _questions(config: ExperimentConfig, plan: RolloutPlan) -> Iterator[BetQuestion | None]:
+def _questions(config: ExperimentConfig, plan: RampPlan) -> Iterator[BetQuestion | None]:
     missing = measures_without_missing(config)
 
     def both(measure: Measure, side: int, arm: str) -> Iterator[BetQuestion | None]:
@@ -159,7 +159,7 @@ def run_test(
     look: Look,
     measure: Measure,
     arm: str,
-    plan: RolloutPlan,
+    plan: RampPlan,
     *,
     alpha: float,
     min_outcomes: int,
@@ -205,7 +205,7 @@ class ArmQuestion:
     look: Look
     measure: Measure
     arm: str
-    plan: RolloutPlan
+    plan: RampPlan
     alpha: float
     min_outcomes: int
 

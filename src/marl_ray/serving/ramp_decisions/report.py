@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.evidence.looks import ArmSummary, Look
 from marl_ray.experiments.evidence.series import Series
-from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan
-from marl_ray.experiments.rollout_steps import decide_step
+from marl_ray.experiments.lifecycle import ExperimentRecord, RampPlan
+from marl_ray.experiments.ramp_steps import decide_step
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
-from marl_ray.serving.rollout_decisions.questions import (
+from marl_ray.serving.ramp_decisions.curve_cache import CurveRows
+from marl_ray.serving.ramp_decisions.questions import (
     HARM,
     PROMOTION,
     ArmTest,
@@ -22,7 +22,7 @@ from marl_ray.serving.rollout_decisions.questions import (
     run_test,
     shown_outcome_of,
 )
-from marl_ray.serving.rollout_decisions.rollout_control import LookResults, Reporting
+from marl_ray.serving.ramp_decisions.ramp_control import LookResults, Reporting
 
 _NO_UNITS = ArmSummary(0, 0, NO_OUTCOME)
 
@@ -156,7 +156,7 @@ def _missing_warnings(results: LookResults) -> list[str]:
     return list(lines.values())
 
 
-def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
+def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RampPlan, alpha: float) -> Interval:
     """Return the bounds of treatment - control by the tests that decide, each at half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in measures_without_missing(config)
     rules: QuestionRules = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}

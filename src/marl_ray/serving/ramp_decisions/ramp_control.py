@@ -1,4 +1,4 @@
-"""The control of rollouts: a replica judges an experiment's evidence and writes its decision.
+"""The control of ramps: a replica judges an experiment's evidence and writes its decision.
 
 A replica asks the statistics what the store's numbers prove. Every replica may decide. A decision names the epoch on
 which it was made, so the store accepts only the first of several replicas' decisions. Harm needs no majority: the first
@@ -17,11 +17,11 @@ from marl_ray.experiments.assignment.sample_ratio import Mismatch, sample_ratio_
 from marl_ray.experiments.designs.thompson import thompson_weights
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action, ExperimentRecord, ExperimentStatus, StaleEpochError
-from marl_ray.experiments.rollout_steps import ArmEvidence, RolloutDecision, RolloutEvidence, RolloutStep, decide_step
+from marl_ray.experiments.ramp_steps import ArmEvidence, RampDecision, RampEvidence, RampStep, decide_step
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, judge_reporting
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.experiments import ExperimentStore
-from marl_ray.serving.rollout_decisions.questions import (
+from marl_ray.serving.ramp_decisions.questions import (
     HARM,
     PROMOTION,
     ArmTest,
@@ -36,9 +36,9 @@ from marl_ray.serving.rollout_decisions.questions import (
 from marl_ray.serving.routing.unit_reports import ACTOR
 
 ACTIONS = {
-    RolloutStep.NEXT_STAGE: Action.NEXT_STAGE,
-    RolloutStep.PROMOTE: Action.PROMOTE,
-    RolloutStep.ROLLBACK: Action.ROLLBACK,
+    RampStep.NEXT_STAGE: Action.NEXT_STAGE,
+    RampStep.PROMOTE: Action.PROMOTE,
+    RampStep.ROLLBACK: Action.ROLLBACK,
 }
 
 ERROR_GUARDRAIL = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
@@ -94,7 +94,7 @@ class LookResults:
     srm: Mismatch
     reporting: tuple[Reporting, ...]
     """The reporting of each metric whose missing values do not count, by metric, then treatment."""
-    evidence: RolloutEvidence
+    evidence: RampEvidence
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def judge_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -
             guardrail_gap=next((reason for reason in reasons if reason), None) if is_enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
-    return LookResults(look, harms, guardrails, promotions, srm, reports, RolloutEvidence(arms, srm.alarm))
+    return LookResults(look, harms, guardrails, promotions, srm, reports, RampEvidence(arms, srm.alarm))
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
@@ -217,7 +217,7 @@ def read_results(evidence: EvidenceStore, record: ExperimentRecord, config: Expe
     return judge_look(evidence.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
-def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: ExperimentConfig) -> RolloutDecision | None:
+def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: ExperimentConfig) -> RampDecision | None:
     """Look once at an experiment and write the decision that its evidence calls for.
 
     Returns None if the experiment has ended or is unknown. An experiment that promotes by hand keeps running when its

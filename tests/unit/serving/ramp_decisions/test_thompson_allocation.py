@@ -15,19 +15,19 @@ from marl_ray.experiments.lifecycle import (
     Allocation,
     ExperimentState,
     ExperimentStatus,
-    RolloutPlan,
+    RampPlan,
     StaleEpochError,
     state_under_config,
     state_under_weights,
     transition,
     weights_of,
 )
-from marl_ray.experiments.rollout_steps import RolloutStep
+from marl_ray.experiments.ramp_steps import RampStep
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
-from marl_ray.serving.rollout_decisions.rollout_control import decide
+from marl_ray.serving.ramp_decisions.ramp_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}
-PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")
+PLAN = RampPlan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")
 RUNNING = ExperimentState(ExperimentStatus.RUNNING)
 
 
@@ -72,7 +72,7 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(stores, clock):
         decide(stores.experiments, stores.evidence, config)
         assert stores.experiments.read("exp").epoch == epoch  # nothing more is judged yet
         clock.now += 2 * WINDOW
-        assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
+        assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD
     record = stores.experiments.read("exp")
     assert record.epoch >= 3 and record.weights["b"] > 0.7 and math.fsum(record.weights.values()) == pytest.approx(1)
     entry = stores.experiments.audit("exp")[-1]

@@ -7,13 +7,13 @@ from toy_serving.gateways import serving
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.rollout_steps import RolloutStep
+from marl_ray.experiments.ramp_steps import RampStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.units import Exposure
-from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL, config_of, decide, read_results
+from marl_ray.serving.ramp_decisions.ramp_control import ERROR_GUARDRAIL, config_of, decide, read_results
 
 
 async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
@@ -74,11 +74,11 @@ def test_a_treatment_that_fails_more_sessions_than_the_control_is_rolled_back(tm
     failing = [f"u{k}" for k in range(1_000) if k // 2 % 10 == 0 and (also_control or arms[f"u{k}"] == "b")]
     stores.units.record("exp", [Report(unit, {"error": 1.0}) for unit in failing], "gateway")
     decision = decide(stores.experiments, stores.evidence, config)
-    assert decision is not None and decision.step is RolloutStep.HOLD  # no session's window is over
+    assert decision is not None and decision.step is RampStep.HOLD  # no session's window is over
     now[0] += config.outcome_window_s + 2
     decision = decide(stores.experiments, stores.evidence, config)
     assert decision is not None
     assert (decision.step, decision.reason == "harm proven by error") == (
-        (RolloutStep.HOLD, False) if also_control else (RolloutStep.ROLLBACK, True)
+        (RampStep.HOLD, False) if also_control else (RampStep.ROLLBACK, True)
     )
     stores.close()

@@ -14,7 +14,7 @@ from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.units import UnitStore
-from marl_ray.serving.rollout_decisions.rollout_control import decide
+from marl_ray.serving.ramp_decisions.ramp_control import decide
 from marl_ray.serving.store_poll import store_follower
 
 ADMIN, PLAYER = "ops", "game"
@@ -25,7 +25,9 @@ def keys(tmp_path: Path) -> str:
     return write_keys(tmp_path / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
 
 
-def rollout(bundles: dict[str, str], folder: Path, gateway: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
+def ramp_config(
+    bundles: dict[str, str], folder: Path, gateway: dict[str, Any] | None = None, **more: Any
+) -> GatewayConfig:
     experiment = {
         "name": "exp",
         "arms": {arm: {"bundle": bundles[arm]} for arm in ("one", "four")},
@@ -57,7 +59,7 @@ async def play(client, names: list[str], value, *apps) -> dict[str, str]:
 
 @pytest.mark.parametrize("on_rollback", ["drain", "cut"])
 def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollback):
-    config = rollout(bundles, tmp_path, on_rollback=on_rollback, min_exposures=10_000)
+    config = ramp_config(bundles, tmp_path, on_rollback=on_rollback, min_exposures=10_000)
 
     async def body():
         async with serving(config) as (client, app):
@@ -87,7 +89,7 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
 
 
 async def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
-    config = rollout(bundles, tmp_path)
+    config = ramp_config(bundles, tmp_path)
 
     async with serving(config) as (client, app):
         router = app.service.endpoints.routers["exp"]
@@ -111,7 +113,7 @@ async def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
 
 
 async def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
-    config = rollout(bundles, tmp_path, guardrails=[{"name": "cost", "margin": 0.1}], min_exposures=10_000)
+    config = ramp_config(bundles, tmp_path, guardrails=[{"name": "cost", "margin": 0.1}], min_exposures=10_000)
 
     async with serving(config) as (client, app):
         for k in range(160):
@@ -124,7 +126,7 @@ async def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
 
 
 async def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
-    config = rollout(bundles, tmp_path, strategy="ab")
+    config = ramp_config(bundles, tmp_path, strategy="ab")
 
     async with serving(config) as (client, app):
         await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"), app)
@@ -139,7 +141,7 @@ async def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
 
 
 async def test_people_change_experiments_with_an_admin_key_only(bundles, tmp_path, keys):
-    config = rollout(bundles, tmp_path, {"api_keys": keys}, min_exposures=10_000)
+    config = ramp_config(bundles, tmp_path, {"api_keys": keys}, min_exposures=10_000)
 
     async with serving(config) as (client, _):
 
@@ -192,13 +194,13 @@ async def test_people_change_experiments_with_an_admin_key_only(bundles, tmp_pat
 
 
 async def test_nobody_changes_an_experiment_where_there_are_no_keys(bundles, tmp_path):
-    async with serving(rollout(bundles, tmp_path)) as (client, _):
+    async with serving(ramp_config(bundles, tmp_path)) as (client, _):
         answer = await client.post("/v1/experiments/exp/stop", json={"reason": "x"})
     assert answer.status_code == 403 and "api_keys" in answer.json()["error"]["message"]
 
 
 async def test_units_outside_the_layer_share_are_with_the_control_and_not_counted(bundles, tmp_path):
-    config = rollout(bundles, tmp_path, layer="players", layer_share=[0.0, 0.5], stages=[1.0])
+    config = ramp_config(bundles, tmp_path, layer="players", layer_share=[0.0, 0.5], stages=[1.0])
 
     async with serving(config) as (client, app):
         arms = [(await act(client, f"s{k}"))["arm"] for k in range(60)]
@@ -209,7 +211,7 @@ async def test_units_outside_the_layer_share_are_with_the_control_and_not_counte
 
 
 async def test_another_replica_follows_by_itself(bundles, tmp_path):
-    config = rollout(bundles, tmp_path, min_exposures=10_000)
+    config = ramp_config(bundles, tmp_path, min_exposures=10_000)
 
     async with serving(config) as (_, first), serving(config) as (client, second):
         names = [f"s{k}" for k in range(120)]
@@ -248,5 +250,5 @@ def test_a_file_of_keys_is_checked(tmp_path, bundles):
     path = tmp_path / "keys.yaml"
     path.write_text("keys: [{name: a, sha256: short, scopes: [admin]}]")
     with pytest.raises(MarlRayError, match=r"api_keys: .*keys\.0\.sha256") as caught:
-        asyncio.run(serving(rollout(bundles, tmp_path, {"api_keys": str(path)})).__aenter__())
+        asyncio.run(serving(ramp_config(bundles, tmp_path, {"api_keys": str(path)})).__aenter__())
     assert "\n" not in str(caught.value)

@@ -28,8 +28,8 @@ from marl_ray.experiments.store import notices as queue
 from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.rollout_decisions import webhook
-from marl_ray.serving.rollout_decisions.webhook import MAX_PAUSE_S, Webhook
+from marl_ray.serving.ramp_decisions import webhook
+from marl_ray.serving.ramp_decisions.webhook import MAX_PAUSE_S, Webhook
 
 SECRET = "between us"
 WAIT_S = 60.0

@@ -10,14 +10,14 @@ import pytest
 from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import LookSettings, Totals
-from marl_ray.experiments.lifecycle import RolloutPlan
+from marl_ray.experiments.lifecycle import RampPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion, scale_summary
-from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, ArmTest, Measure, run_test
+from marl_ray.serving.ramp_decisions.questions import HARM, PROMOTION, ArmTest, Measure, run_test
 
-PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
+PLAN = RampPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 

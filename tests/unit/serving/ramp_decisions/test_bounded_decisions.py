@@ -13,15 +13,15 @@ from stores.single_reports import record_metrics, record_outcome
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.rollout_steps import RolloutStep
+from marl_ray.experiments.ramp_steps import RampStep
 from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, shifted_ends
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
 from marl_ray.serving.administration.requests import report_lines
 from marl_ray.serving.pages.render import experiment_page
-from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, questions_of
-from marl_ray.serving.rollout_decisions.rollout_control import decide
+from marl_ray.serving.ramp_decisions.questions import HARM, PROMOTION, questions_of
+from marl_ray.serving.ramp_decisions.ramp_control import decide
 
 
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(stores, clock, tmp_path):
@@ -74,13 +74,13 @@ def test_a_rare_large_loss_promotes_a_worse_arm_unless_the_outcome_has_bounds(st
     assert not answer.test.proven and answer.test.bound < -0.4 and answer.test.gain > -0.2
     config = open_experiment(stores, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
     assert look(stores, config).promotion[0].test.proven
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.NEXT_STAGE
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.NEXT_STAGE
 
 
 def test_harm_is_proven_by_the_bets_and_rolls_back(stores, clock):
     config = open_experiment(stores, bounds=[0, 1])
     sessions(stores, 600, lambda arm, k: k % 10 < (4 if arm == "b" else 8))
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.HOLD
     clock.now += 2 * WINDOW
     (harm,) = look(stores, config).harm
     assert harm.test.proven and harm.test.e_value >= 20
@@ -89,7 +89,7 @@ def test_harm_is_proven_by_the_bets_and_rolls_back(stores, clock):
     low, high = report["arms"]["b"]["difference_interval"]
     assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
     assert report["arms"]["b"]["verdict"] == "worse"
-    assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.ROLLBACK
+    assert decide(stores.experiments, stores.evidence, config).step is RampStep.ROLLBACK
 
 
 def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came(stores, clock):
@@ -169,7 +169,7 @@ def test_silence_that_counts_as_zeros_promotes_nobody(stores, clock, strategy):
     sessions(stores, 1_000, lambda arm, k: None)
     clock.now += 2 * WINDOW
     decision = decide(stores.experiments, stores.evidence, config)
-    assert (decision.step, decision.reason) == (RolloutStep.HOLD, "no client has sent an outcome of any session")
+    assert (decision.step, decision.reason) == (RampStep.HOLD, "no client has sent an outcome of any session")
     assert describe_experiment(stores, config)["warnings"][0] == decision.reason
 
 

@@ -1,0 +1,1 @@
+"""Ramps of arms: the evidence on an experiment, and the changes that it leads to."""

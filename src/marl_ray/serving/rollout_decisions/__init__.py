@@ -1,1 +1,0 @@
-"""Rollouts of arms: the evidence on an experiment, and the changes that it leads to."""
