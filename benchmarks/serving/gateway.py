@@ -39,7 +39,7 @@ from benchmarks.serving.load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from benchmarks.serving.tables import markdown
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
-from marl_ray.serving.routing.remembered_units import MAX_REMEMBERED, Session
+from marl_ray.serving.routing.experiment.remembered_units import MAX_REMEMBERED, Session
 
 OPTIMIZED = (
     "bare", "bare_alone", "bare_turns", "gateway", "bare_two_hops", "bare_two_hops_turns", "gateway_two_hops"

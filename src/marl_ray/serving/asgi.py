@@ -17,7 +17,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.route import Route
-from marl_ray.serving.handlers.routes import find_route
+from marl_ray.serving.handlers.route_table import find_route
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.messages import (
     ClientDisconnectedError,

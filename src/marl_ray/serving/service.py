@@ -34,8 +34,8 @@ from marl_ray.serving.ramp_decisions.curve_cache import CurveCache
 from marl_ray.serving.ramp_decisions.webhook import Webhook
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.failures import Failures
-from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import ACTOR, UnitReports
 from marl_ray.serving.shared_reads import SharedReads
 from marl_ray.serving.store_poll.store_follower import StoreFollower
@@ -155,7 +155,7 @@ class Service:
         if self.acts is not None:
             self.acts.close()
         for router in self.endpoints.routers.values():
-            router.close()
+            router.arms.close()
         self.shared_reads.close()
         self.assigner.close()
         if not shut_down(self._threads, CLOSE_S):

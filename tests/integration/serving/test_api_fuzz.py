@@ -14,7 +14,7 @@ from toy_serving.gateways import AGENTS
 from toy_serving.sites import KEYS, SESSIONS, TEXTS, site, text_site
 
 from marl_ray.serving.handlers.api_description.document import openapi
-from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.handlers.route_table import ROUTES
 
 __all__ = ["site", "text_site"]
 pytestmark = pytest.mark.long

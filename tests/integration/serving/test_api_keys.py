@@ -7,7 +7,7 @@ from toy_serving.sites import KEYS, TEXTS, act, client, site
 from waiting import until
 
 from marl_ray.serving.handlers.route import Route
-from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.handlers.route_table import ROUTES
 
 __all__ = ["client", "site"]
 CLIENTS = ("/v1/act", "/v1/assign", "/batch", *TEXTS, "/v2/models/{name}/infer", "/v1/outcomes", "/v1/outcomes/batch")

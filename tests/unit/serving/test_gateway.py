@@ -212,7 +212,7 @@ def fail_passes(monkeypatch, count):
 
 
 def session_of(app, arm):
-    table = app.service.endpoints.routers["exp"].table
+    table = app.service.endpoints.routers["exp"].rules.table
     return next(f"s{i}" for i in range(99) if table.assign(f"s{i}").arm == arm)
 
 

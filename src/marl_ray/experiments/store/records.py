@@ -14,6 +14,7 @@ from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S
 from marl_ray.experiments.evidence.running_sums import LookSettings
 from marl_ray.experiments.lifecycle import (
+    FINAL_STATUSES,
     Allocation,
     ExperimentRecord,
     ExperimentState,
@@ -68,6 +69,18 @@ class AssignmentState:
     """The units of the layer's share that take part."""
     origin: str | None = None
     """Creator of the experiment: `api`, or None for the config of a gateway."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the experiment has ended: it is promoted, rolled back or stopped."""
+        return self.status in FINAL_STATUSES
+
+    @property
+    def production(self) -> str:
+        """The arm that answers units outside of the experiment: the promoted winner, else the control."""
+        if self.status is not ExperimentStatus.PROMOTED:
+            return self.control
+        return next((arm for arm, weight in self.weights.items() if weight > 0), self.control)
 
 
 class EpochHistory(NamedTuple):

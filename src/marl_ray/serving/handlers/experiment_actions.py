@@ -12,7 +12,7 @@ from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.ramp_decisions.curve_cache import CurveRows
 from marl_ray.serving.ramp_decisions.ramp_control import read_results
 from marl_ray.serving.ramp_decisions.report import curves, describe
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 MAX_REASON_LENGTH = 1_000
@@ -22,21 +22,23 @@ T = TypeVar("T")
 
 def experiment_rows(service: Service) -> list[JsonObject]:
     """Return one row for each experiment of this replica."""
-    return [
-        {
-            "name": name,
-            "endpoint": router.config.served_as,
-            "status": router.state.status.value,
-            "strategy": router.config.strategy,
-            "stage": router.state.stage,
-            "stages": list(router.config.stages) if router.config.strategy == "gradual" else [1.0],
-            "epoch": router.table.epoch,
-            "control": router.control,
-            "arms": router.table.propensities,
-            "created": router.created,
-        }
-        for name, router in service.endpoints.routers.items()
-    ]
+    return [_experiment_row(router) for router in service.endpoints.routers.values()]
+
+
+def _experiment_row(router: Router) -> JsonObject:
+    config, rules = router.config, router.rules
+    return {
+        "name": config.name,
+        "endpoint": config.served_as,
+        "status": rules.state.status.value,
+        "strategy": config.strategy,
+        "stage": rules.state.stage,
+        "stages": list(config.stages) if config.strategy == "gradual" else [1.0],
+        "epoch": rules.table.epoch,
+        "control": rules.state.control,
+        "arms": rules.table.propensities,
+        "created": router.created,
+    }
 
 
 def describe_experiment(service: Service, router: Router) -> dict[str, object]:
@@ -72,7 +74,7 @@ async def apply_change(
     """
     reason = check_reason(data.get("reason"))
     # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
-    arm, epoch = data.get("arm"), data.get("epoch", None if action in RETREATS else router.state.epoch)
+    arm, epoch = data.get("arm"), data.get("epoch", None if action in RETREATS else router.rules.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
         name = arm[:MAX_COMPARED] if isinstance(arm, str) else ""
@@ -83,7 +85,8 @@ async def apply_change(
     def write() -> JsonObject:
         service.stores.experiments.change(router.config.name, action, epoch=epoch, actor=actor, reason=reason, arm=arm)
         service.follower.poll()  # apply the new state to this replica at once
-        return {"status": router.state.status.value, "epoch": router.state.epoch}
+        state = router.rules.state
+        return {"status": state.status.value, "epoch": state.epoch}
 
     return await run_change(service, action.value, write)
 

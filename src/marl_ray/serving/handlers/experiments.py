@@ -21,7 +21,7 @@ from marl_ray.serving.handlers.experiment_actions import (
 from marl_ray.serving.http.messages import Request, RequestError, Response
 from marl_ray.serving.loaded_arms.loaded_bundles import load_all_arms, pin_aliases
 from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 CREATE_FIELDS = frozenset({"reason", "succeeds"})

@@ -30,9 +30,7 @@ async def readiness(service: Service, request: Request) -> Response:
     loaded = [
         routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms
     ]
-    answers = all(
-        router.answering_arms(arm) for router in loaded for arm, weight in router.state.weights.items() if weight > 0
-    )
+    answers = all(router.is_ready for router in loaded)
     is_ready = service.started is not None and answers  # all arms of the start are loaded before `started` is set
     body = {
         "ready": is_ready,

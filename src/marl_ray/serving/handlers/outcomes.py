@@ -24,7 +24,7 @@ from marl_ray.serving.errors import ServingError
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.messages import Request, RequestError, Response, known_fields
 from marl_ray.serving.http.statuses import as_request_error
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import COST, counts_cost
 from marl_ray.serving.service import Service
 
@@ -176,7 +176,7 @@ def _store_reports(
             reports = [_report(router, reported[k]) for k in numbers]
             for k, recorded in zip(numbers, service.stores.units.record(name, reports, actor), strict=True):
                 results[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
-                if router.is_over and not isinstance(recorded, MarlRayError):
+                if router.rules.state.is_over and not isinstance(recorded, MarlRayError):
                     service.follower.ended.note_due(name)  # it may prove harm once its window is over
         depth += 1
         pending = [k for k in pending if isinstance(results[k], UnknownUnitError) and depth < len(reported[k].routers)]
@@ -188,7 +188,10 @@ def _report(router: Router, reported: _ReadReport) -> Report:
 
     The report includes what this replica has measured of the session, if a guardrail needs it.
     """
-    session, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
+    session, wanted_metrics = (
+        router.remembered.sessions.get(reported.session),
+        {rail.name for rail in router.config.guardrails},
+    )
     measured: dict[str, float] = {}
     if session is not None and "outcome" in reported.values:
         measured["error"] = float(session.failed)

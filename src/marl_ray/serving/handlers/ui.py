@@ -11,7 +11,7 @@ from marl_ray.serving.handlers.experiment_actions import apply_change, describe_
 from marl_ray.serving.http.messages import HTML, Request, RequestError, Response
 from marl_ray.serving.http.statuses import as_request_error
 from marl_ray.serving.pages import render
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 ASK_FOR_KEY = ((b"www-authenticate", b'Basic realm="marl-ray: any name, and as password a key with the scope read"'),)

@@ -11,7 +11,7 @@ from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_arms.loaded_bundles import check_arms, load_arms
 from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 
 ROUND_S = 15.0
 """Seconds between rounds that drop unneeded arms and retry missing ones when no state changes."""

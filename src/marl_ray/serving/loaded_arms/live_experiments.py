@@ -17,7 +17,7 @@ from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
 """Starts an arm in its own deployment, given its bundle, the bundle's reference and the arm's config."""
@@ -88,7 +88,7 @@ class LiveExperiments:
         self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})
     ) -> Router:
         """Route to a stored experiment whose given arms are loaded."""
-        return self.endpoints.add(Router(config, arms, state, self.store, self.exposures, state.created))
+        return self.endpoints.add(Router(config, arms, state, self.store, self.exposures))
 
     def start_arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
         """Start an arm of an experiment from its bundle. Blocks while a deployment starts. Raises MarlRayError."""

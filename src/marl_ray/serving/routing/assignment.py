@@ -15,7 +15,8 @@ from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current_experiment, draining_experiments, remembering_experiment
-from marl_ray.serving.routing.router import Router, UnitArm
+from marl_ray.serving.routing.experiment.assignment_rules import UnitArm
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
 LOOKUP_S = 2.0
@@ -61,7 +62,7 @@ class SessionArm(NamedTuple):
 
     def count_answer(self, seconds: float) -> None:
         """Count an answer to the session and the seconds that it took."""
-        remembered = self.router.session(self.session) if self.is_unit else None
+        remembered = self.router.remembered.sessions.get(self.session) if self.is_unit else None
         if remembered is not None:
             remembered.acts += 1
             remembered.seconds += seconds
@@ -74,7 +75,7 @@ class SessionArm(NamedTuple):
         """
         if not self.is_unit or not counts_cost(self.router.config):
             return
-        remembered = self.router.session(self.session)
+        remembered = self.router.remembered.sessions.get(self.session)
         if usd is None or usd > 0 or (remembered is not None and remembered.acts == 1):
             reports.note_cost(self.router.config.name, self.session, usd)
 
@@ -113,7 +114,7 @@ class Assigner:
             # Experiments in which the session may have met an arm: older ones, and those whose layer share it had in
             # another cluster.
             others = draining_experiments(routers, router)
-            others += [r for r in routers if r.has_places_by_cluster and r is not router and r not in others]
+            others += [r for r in routers if r.rules.has_places_by_cluster and r is not router and r not in others]
             if others:
                 has_met = await self._have_met(others, session)
                 router = next((candidate for candidate, has in zip(others, has_met, strict=True) if has), router)
@@ -122,19 +123,23 @@ class Assigner:
                 reason = "not loaded here" if forced in router.config.arms else "unknown"
                 message = f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}"
                 raise InvalidRequestError(message, "x-arm")
-            return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), is_unit=False)
+            return SessionArm(
+                router, session, UnitArm(Assignment(forced, router.rules.state.epoch, 1.0)), is_unit=False
+            )
         holdout = self._is_held_out(router, session, cluster_id)
-        is_unit = router.is_in_share(session, cluster_id)
-        if is_unit and (holdout or not router.includes(session, cluster_id, attributes)):
+        rules = router.rules
+        is_unit = rules.is_in_share(session, cluster_id)
+        if is_unit and (holdout or not rules.includes(session, cluster_id, attributes)):
             # A unit keeps its arm even if its attributes, the population or the hold-out have changed since.
-            is_unit = router.may_have_included(session, cluster_id)
+            is_unit = rules.may_have_included(session, cluster_id)
             is_unit = is_unit and (await self._have_met([router], session))[0]
-        elif not is_unit and router.has_places_by_cluster:
+        elif not is_unit and rules.has_places_by_cluster:
             is_unit = (await self._have_met([router], session))[0]
         if is_unit:
             unit_arm = router.known_arm(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
             return SessionArm(router, session, unit_arm, is_unit=True)
-        outside = router.with_control() if holdout else router.with_production()
+        rules = router.rules  # again, because they may have changed during a lookup
+        outside = rules.control_assignment if holdout else rules.production_assignment
         return SessionArm(router, session, UnitArm(outside), is_unit=False, holdout=holdout)
 
     def expose(self, session_arm: SessionArm) -> Assignment:
@@ -163,7 +168,9 @@ class Assigner:
         This replica or the database knows that. A "no" is cached for as long as replicas may differ.
         """
         unknown = [
-            router for router in routers if router.session(session) is None and not router.remembered.is_absent(session)
+            router
+            for router in routers
+            if session not in router.remembered.sessions and not router.remembered.is_absent(session)
         ]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
@@ -172,12 +179,12 @@ class Assigner:
                 router.remembered.note_absent(session)
             else:
                 stored.add(router.config.name)
-        return [router.session(session) is not None or router.config.name in stored for router in routers]
+        return [session in router.remembered.sessions or router.config.name in stored for router in routers]
 
     def _is_held_out(self, router: Router, session: str, cluster_id: str | None) -> bool:
         endpoint = router.config.served_as
         share = self._holdouts.get(endpoint, 0.0)
-        return share > 0 and is_held_out_unit(endpoint, share, router.draw_key(session, cluster_id))
+        return share > 0 and is_held_out_unit(endpoint, share, router.rules.draw_key(session, cluster_id))
 
     async def _look_up(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
         """Look up the session's arm in each of these experiments; None if the database does not answer.

@@ -11,7 +11,7 @@ from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.errors import InvalidRequestError, UnknownExperimentError
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 
 DRAIN_S = 3600.0
 """Seconds in which sessions may finish with their arms after their experiment has ended or got a successor."""
@@ -113,18 +113,19 @@ def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | N
     The experiment is the newest running one whose share of its layer contains the unit, else the newest that has begun.
     """
     for router in routers:
+        rules = router.rules
         if (
-            not router.is_over
-            and router.state.status is not ExperimentStatus.DRAFT
-            and router.is_in_share(unit, cluster_id)
+            not rules.state.is_over
+            and rules.state.status is not ExperimentStatus.DRAFT
+            and rules.is_in_share(unit, cluster_id)
         ):
             return router
-    return next((router for router in routers if router.state.status is not ExperimentStatus.DRAFT), routers[-1])
+    return next((router for router in routers if router.rules.state.status is not ExperimentStatus.DRAFT), routers[-1])
 
 
 def remembering_experiment(routers: Iterable[Router], unit: str) -> Router | None:
     """Return the first of these experiments in which this replica remembers the unit, None if there is none."""
-    return next((router for router in routers if router.session(unit) is not None), None)
+    return next((router for router in routers if unit in router.remembered.sessions), None)
 
 
 def draining_experiments(routers: Sequence[Router], entered: Router) -> list[Router]:

@@ -25,7 +25,7 @@ from marl_ray.serving.errors import RETRY_AFTER_S, InvalidRequestError, ServingE
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import CircuitState
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 
 ArmAnswer = TypeVar("ArmAnswer")
@@ -73,7 +73,7 @@ class Attempts:
         """
         router = self._router
         try:
-            for arm in router.answering_arms(self._arm):
+            for arm in router.arms.answering_arms(self._arm):
                 circuit = router.circuits[arm]
                 ticket = circuit.allow()
                 if not ticket:
@@ -112,9 +112,10 @@ class Attempts:
     def _comparison_arm(self) -> str | None:
         """Return the first treatment that gets traffic and whose circuit is closed; None if there is none."""
         router = self._router
-        if [arm for arm, _, _ in self._failed] != [router.control]:
+        state = router.rules.state
+        if [arm for arm, _, _ in self._failed] != [state.control]:
             return None
-        treatments = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
+        treatments = (arm for arm in router.arms if arm != state.control and arm not in state.rolled_back)
         return next((arm for arm in treatments if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def _refusal(self, field: str | None) -> ServingError:
@@ -125,7 +126,7 @@ class Attempts:
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return InvalidRequestError("every arm's log-probabilities of this input are not finite", field)
         router = self._router
-        wait = router.circuits[router.control].retry_after_s or RETRY_AFTER_S
+        wait = router.circuits[router.rules.state.control].retry_after_s or RETRY_AFTER_S
         return UnavailableError(f"no arm of experiment {router.config.name!r} answers", wait)
 
     def _count_failures(self) -> None:
@@ -150,7 +151,7 @@ class Attempts:
 
     def _count_failure(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
         router, failures = self._router, self._failures
-        circuit, is_treatment = router.circuits[arm], arm != router.control
+        circuit, is_treatment = router.circuits[arm], arm != router.rules.state.control
         is_arms_fault = another_answered and is_treatment
         if not is_arms_fault and not isinstance(error, LostError):
             circuit.forget(ticket)
@@ -168,7 +169,7 @@ class Attempts:
             failures.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
 
     def _note_session_failed(self) -> None:
-        remembered = self._router.session(self._session)
+        remembered = self._router.remembered.sessions.get(self._session)
         if remembered is not None and remembered.assignment.arm == self._arm and not remembered.failed:
             remembered.failed = True
             self._failures.reports.note_failure(self._router.config.name, self._session)

@@ -15,7 +15,7 @@ from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.units import UnitStore
 from marl_ray.serving.logs.exposures import ExposureLog
-from marl_ray.serving.routing.remembered_units import MAX_REMEMBERED
+from marl_ray.serving.routing.experiment.remembered_units import MAX_REMEMBERED
 
 ACTOR = "gateway"
 """The actor of the changes that a gateway makes by itself, as the audit log and corrections name it."""

@@ -11,7 +11,7 @@ from marl_ray.experiments.store.facade import Stores
 from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
 from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 from marl_ray.serving.ramp_decisions.ramp_control import decide
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 
@@ -69,7 +69,7 @@ class EvidenceRound:
     def _experiments_to_judge(self, now: float) -> list[Router]:
         """Return the open experiments, and those of the ended ones that are due at `now`, in monotonic seconds."""
         routers = self._live_experiments.endpoints.routers
-        names = {name for name, router in routers.items() if not router.is_over}
+        names = {name for name, router in routers.items() if not router.rules.state.is_over}
         if due := self._ended.due_looks():
             moment = self._stores.database.settled_at()
             names |= {name for name, at in due.items() if at <= moment}
@@ -77,7 +77,9 @@ class EvidenceRound:
             self.winners_at = now + WINNER_S
             serving_routers = (routers[name] for name, arms in self._arms.needed.items() if arms)
             names |= {
-                router.config.name for router in serving_routers if router.state.status is ExperimentStatus.PROMOTED
+                router.config.name
+                for router in serving_routers
+                if router.rules.state.status is ExperimentStatus.PROMOTED
             }
         return [routers[name] for name in routers if name in names]
 
@@ -85,7 +87,10 @@ class EvidenceRound:
         name = router.config.name
         try:
             self._ended.note_read(name)
-            if decide(self._stores.experiments, self._stores.evidence, router.config) is not None and router.is_over:
+            if (
+                decide(self._stores.experiments, self._stores.evidence, router.config) is not None
+                and router.rules.state.is_over
+            ):
                 self._note_due(name)
             self._record_shadows(name)
         except StoreError:

@@ -13,7 +13,8 @@ from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
 from marl_ray.serving.ramp_decisions.ramp_control import config_of
 from marl_ray.serving.ramp_decisions.webhook import Webhook
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.followable_states import followable_state, unknown_arms
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class StatePoll:
             router = routers.get(name)
             if router is None:
                 self._route_new(name, state)
-            elif (state := self._followable(router, state)) != router.state:
+            elif (state := self._followable(router, state)) != router.rules.state:
                 self._follow(router, state, reported_at)
 
     def _route_new(self, name: str, state: AssignmentState) -> None:
@@ -84,7 +85,8 @@ class StatePoll:
 
     def _followable(self, router: Router, state: AssignmentState) -> AssignmentState:
         """Return what a router can follow of a state, and log once that another gateway's config has added arms."""
-        name, unknown = router.config.name, router.unknown_arms(state)
+        name, arms = router.config.name, router.config.arms.keys()
+        unknown = unknown_arms(arms, state)
         if unknown and self._logged_arms.get(name) != unknown:
             self._logged_arms[name] = unknown
             _log.error(
@@ -93,10 +95,10 @@ class StatePoll:
                 name,
                 ", ".join(sorted(unknown)),
             )
-        return router.followable_state(state)
+        return followable_state(arms, router.rules.state, state)
 
     def _follow(self, router: Router, state: AssignmentState, reported_at: float) -> None:
-        was_over = router.is_over
+        was_over = router.rules.state.is_over
         router.follow(state, reported_at)
-        if router.is_over and not was_over:
+        if router.rules.state.is_over and not was_over:
             self._ended.add(router.config.name, time.time())

@@ -45,7 +45,7 @@ async def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken,
     async with serving(config) as (client, app):
         client.headers.update(OPS)
         answers = await acts_of(client, [f"s{k}" for k in range(40)])
-        assert app.service.endpoints.routers["exp"].state.status is ExperimentStatus.RUNNING
+        assert app.service.endpoints.routers["exp"].rules.state.status is ExperimentStatus.RUNNING
         metrics = (await client.get("/metrics")).text
         app.service.exposures.flush()
         exposed = {arm: s.exposures for arm, s in app.service.stores.evidence.summary("exp").items()}
@@ -269,7 +269,7 @@ async def test_the_guardrails_error_and_latency_are_measured_here(bundles, broke
             await acts_of(client, [f"s{k}"])
             await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
         windows_end(app)
-        await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
+        await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].rules.state.rolled_back, "the rollback")
         report = (await client.get("/v1/experiments/exp")).json()
         (errors, latency) = report["guardrails"]
         entry = app.service.stores.experiments.audit("exp")[-1]

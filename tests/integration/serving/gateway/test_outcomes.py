@@ -232,7 +232,7 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
 
 
 async def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
-    monkeypatch.setattr("marl_ray.serving.routing.remembered_units.MAX_REMEMBERED", 3)
+    monkeypatch.setattr("marl_ray.serving.routing.experiment.remembered_units.MAX_REMEMBERED", 3)
 
     async with serving(config) as (client, app):
         for i in range(20):

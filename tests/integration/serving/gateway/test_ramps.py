@@ -65,8 +65,8 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
         async with serving(config) as (client, app):
             router = app.service.endpoints.routers["exp"]
             arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"), app)
-            await until_async(lambda: "four" in router.state.rolled_back, "the rollback")
-            assert router.state.status is ExperimentStatus.ROLLED_BACK
+            await until_async(lambda: "four" in router.rules.state.rolled_back, "the rollback")
+            assert router.rules.state.status is ExperimentStatus.ROLLED_BACK
             later = await play(client, [f"t{k}" for k in range(40)], lambda arm, k: 0)
             assert set(later.values()) == {"one"}
             old = next(name for name, arm in arms.items() if arm == "four")
@@ -93,15 +93,15 @@ async def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
 
     async with serving(config) as (client, app):
         router = app.service.endpoints.routers["exp"]
-        assert router.state.weights == {"one": 0.5, "four": 0.5}
+        assert router.rules.state.weights == {"one": 0.5, "four": 0.5}
         for batch in range(60):
             names = [f"s{batch}-{k}" for k in range(20)]
             await play(client, names, lambda arm, k: k % 3 + 4 * (arm == "four"), app)
             app.service.follower.decide()
             app.service.follower.poll()
-            if router.state.status is ExperimentStatus.PROMOTED:
+            if router.rules.state.status is ExperimentStatus.PROMOTED:
                 break
-        assert router.state.status is ExperimentStatus.PROMOTED and router.state.weights == {
+        assert router.rules.state.status is ExperimentStatus.PROMOTED and router.rules.state.weights == {
             "one": 0.0,
             "four": 1.0,
         }
@@ -121,7 +121,9 @@ async def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
             sent = {"session_id": f"s{k}", "value": k % 2, "metrics": {"cost": k % 3 + 3.0 * (arm == "four")}}
             assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
         windows_end(app)
-        await until_async(lambda: "four" in app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
+        await until_async(
+            lambda: "four" in app.service.endpoints.routers["exp"].rules.state.rolled_back, "the rollback"
+        )
         assert (await client.get("/v1/experiments/exp/audit")).json()["audit"][-1]["reason"] == "harm proven by cost"
 
 
@@ -134,7 +136,7 @@ async def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
             app.service.stores.experiments, app.service.stores.evidence, app.service.endpoints.routers["exp"].config
         )
         app.service.follower.poll()
-        assert (decision.step.value, app.service.endpoints.routers["exp"].state.status) == (
+        assert (decision.step.value, app.service.endpoints.routers["exp"].rules.state.status) == (
             "promote",
             ExperimentStatus.RUNNING,
         )
@@ -217,7 +219,9 @@ async def test_another_replica_follows_by_itself(bundles, tmp_path):
         names = [f"s{k}" for k in range(120)]
         await play(client, names, lambda arm, k: k % 3 - 5 * (arm == "four"), first, second)
         await until_async(
-            lambda: all("four" in app.service.endpoints.routers["exp"].state.rolled_back for app in (first, second)),
+            lambda: all(
+                "four" in app.service.endpoints.routers["exp"].rules.state.rolled_back for app in (first, second)
+            ),
             "both replicas to roll back",
         )
     assert store_follower.POLL_S < 1.0  # a replica asks the store several times a second
@@ -243,7 +247,7 @@ async def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bund
             arms = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(20)}
         app.service.exposures.flush()
         assert {name: app.service.stores.units.assignment("exp", name).arm for name in arms} == arms
-        assert router.state.status is ExperimentStatus.RUNNING
+        assert router.rules.state.status is ExperimentStatus.RUNNING
 
 
 def test_a_file_of_keys_is_checked(tmp_path, bundles):

@@ -123,7 +123,7 @@ async def test_closing_is_not_the_arms_fault(text_gateway):
     async with serving(text_gateway) as (client, app):
         calls = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
         await until_async(lambda: rows(app) == 8, "eight rows")
-        await asyncio.to_thread(app.service.endpoints.routers["exp"].close)
+        await asyncio.to_thread(app.service.endpoints.routers["exp"].arms.close)
         answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
         assert all(not circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values())

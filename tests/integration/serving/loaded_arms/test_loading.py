@@ -238,7 +238,9 @@ def test_late_outcomes_of_what_is_over_are_taken_and_prove_harm(folder):
                 answer = await client.post("/v1/outcomes", json=sent)
                 assert (answer.status_code, answer.json()["experiment"]) == (200, "old")
             windows_end(app)
-            await until_async(lambda: "one" in app.service.endpoints.routers["old"].state.rolled_back, "the rollback")
+            await until_async(
+                lambda: "one" in app.service.endpoints.routers["old"].rules.state.rolled_back, "the rollback"
+            )
 
     asyncio.run(later())
 

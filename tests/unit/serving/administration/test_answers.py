@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.administration.answers import ANSWERS, check_answer
 from marl_ray.serving.handlers.api_description.document import openapi
-from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.handlers.route_table import ROUTES
 
 
 @contextmanager

@@ -62,7 +62,7 @@ async def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
 
     async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
-        table = app.service.endpoints.routers["exp"].table
+        table = app.service.endpoints.routers["exp"].rules.table
         session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
         answers = [(await ask(client, session, FAILING)).json() for _ in range(40)]
         await asyncio.gather(*(ask(client, session, FAILING) for _ in range(40)))
@@ -93,7 +93,7 @@ async def test_kept_answers_are_no_successes_of_an_arm(tmp_path):
 
     async with serving(config.model_copy(update={"cache": CacheConfig()})) as (client, app):
         router = app.service.endpoints.routers["exp"]
-        sessions = [session for k in range(99) if router.table.assign(session := f"s{k}").arm == "four"]
+        sessions = [session for k in range(99) if router.rules.table.assign(session := f"s{k}").arm == "four"]
 
         async def arm_of(session: str, observation: list[float]) -> str:
             answer = (await ask(client, session, observation, "greedy")).json()
@@ -166,7 +166,7 @@ async def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
         before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
         router = app.service.endpoints.routers["exp"]
         app.service.roll_back(router, "four", "test")
-        await until_async(lambda: "four" in router.state.rolled_back, "the rollback")
+        await until_async(lambda: "four" in router.rules.state.rolled_back, "the rollback")
         after = {session: (await ask(client, session)).json()["arm"] for session in before}
     assert set(before.values()) == {"one", "four"} and set(after.values()) == {"one"}
 
@@ -193,7 +193,7 @@ async def test_weights_that_were_rolled_back_are_refused_under_another_runs_name
 
     async with serving(config_of_arms(tmp_path, arms)) as (_, app):
         app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
-        await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
+        await until_async(lambda: app.service.endpoints.routers["exp"].rules.state.rolled_back, "the rollback")
     config = config_of_arms(tmp_path, again, name="next")
     with pytest.raises(MarlRayError, match=r"arms\.four: the weights of bundle .* have been rolled back in"):
         Gateway(config)

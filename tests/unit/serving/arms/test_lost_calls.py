@@ -230,7 +230,7 @@ def test_a_treatment_is_rolled_back_for_its_circuit_only_if_it_stays_open_throug
             assert (await ask(client, f"s{k}")).status_code == 200
             await asyncio.sleep(0.005)
         if outage > 5:
-            await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back, "the rollback")
+            await until_async(lambda: app.service.endpoints.routers["exp"].rules.state.rolled_back, "the rollback")
         return app.service.stores.experiments.read("exp").state.rolled_back, app.service.stores.experiments.audit(
             "exp"
         )[-1].reason

@@ -13,7 +13,7 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.api_description.operations import OPERATIONS as DESCRIBED
 from marl_ray.serving.handlers.route import Route
-from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.handlers.route_table import ROUTES
 
 DOCUMENT = json.loads(openapi(ROUTES, "", True))
 OPERATIONS = [

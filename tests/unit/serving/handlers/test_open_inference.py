@@ -10,7 +10,7 @@ from toy_serving.gateways import SEES, act, bearer, gateway_config, make_bundle,
 from toy_serving.text_gateways import make_text_bundle, text_config
 
 from marl_ray.serving.handlers.api_description.document import openapi
-from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.handlers.route_table import ROUTES
 
 DOCUMENT = json.loads(openapi(ROUTES, "", True))
 INPUTS = [{"name": agent, "shape": [3], "datatype": "INT64", "data": seen} for agent, seen in SEES.items()]

@@ -60,7 +60,7 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         follower.poll()
         assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loading"}
         monkeypatch.setattr(arm_holder, "arms_to_hold", needed_while_a_thread_ends)
-        service.stores.experiments.change("exp", Action.RESUME, epoch=router.state.epoch, actor="ops", reason="r")
+        service.stores.experiments.change("exp", Action.RESUME, epoch=router.rules.state.epoch, actor="ops", reason="r")
         follower.poll()
         assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loaded"}
         assert follower.arms.is_due(time.monotonic())

@@ -16,7 +16,7 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import is_held_out_unit, is_in_layer, is_in_share
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.routing import remembered_units
+from marl_ray.serving.routing.experiment import remembered_units
 
 
 def gateway(bundles, tmp_path, population: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
@@ -161,7 +161,7 @@ def test_a_population_that_changes_is_an_epoch_and_leaves_everyone_where_they_ar
 
     async def arms(config: GatewayConfig, expected_epoch: int) -> dict[str, tuple[str, bool]]:
         async with serving(config) as (client, app):
-            assert app.service.endpoints.routers["exp"].state.epoch == expected_epoch
+            assert app.service.endpoints.routers["exp"].rules.state.epoch == expected_epoch
             arms_by_unit = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(60)}
             app.service.exposures.flush()
             return {

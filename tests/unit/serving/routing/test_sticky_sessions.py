@@ -6,7 +6,7 @@ import pytest
 from toy_serving.gateways import act, bearer, serving, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.serving.routing import remembered_units
+from marl_ray.serving.routing.experiment import remembered_units
 
 UNITS = [f"u{number}" for number in range(30)]
 

@@ -44,14 +44,14 @@ async def test_a_rollback_reaches_a_gateway_whose_config_lacks_an_arm_of_the_exp
             assert {answer["arm"] for answer in assigned} == {"one", "four", "two"}
             for _ in range(2):
                 app.service.follower.poll(waits=True)
-            assert router.state.weights == {"one": 1.0, "four": 1.0}
+            assert router.rules.state.weights == {"one": 1.0, "four": 1.0}
             assert await acts_of(client, UNITS, experiment="exp") == first
             experiments = there.service.stores.experiments
             for name in ("exp", "later"):
                 experiments.change(name, Action.ROLLBACK, epoch=None, actor="ops", reason="harm", arm="four")
         app.service.follower.poll(waits=True)
-        assert app.service.endpoints.routers["later"].state.rolled_back == {"four"}
-        assert (router.state.weights, router.state.rolled_back) == ({"one": 2.0, "four": 0.0}, {"four"})
+        assert app.service.endpoints.routers["later"].rules.state.rolled_back == {"four"}
+        assert (router.rules.state.weights, router.rules.state.rolled_back) == ({"one": 2.0, "four": 0.0}, {"four"})
         arms_again = [answer["arm"] for answer in await acts_of(client, UNITS, experiment="exp")]
         newest = {answer["arm"] for answer in await acts_of(client, [f"z{unit}" for unit in UNITS], experiment="exp")}
         moved = [answer["arm"] for answer in await acts_of(client, fresh, experiment="exp")]
@@ -76,8 +76,8 @@ async def test_an_end_that_leaves_no_unknown_arm_with_weight_is_followed_whole(b
             there.service.follower.close()
             there.service.stores.experiments.change("exp", Action.ROLLBACK, epoch=None, actor="ops", reason="harm")
         app.service.follower.poll(waits=True)
-        assert router.state == app.service.stores.experiments.assignment_state("exp")
-        assert router.is_over and router.state.rolled_back == {"four", "two"}
+        assert router.rules.state == app.service.stores.experiments.assignment_state("exp")
+        assert router.rules.state.is_over and router.rules.state.rolled_back == {"four", "two"}
 
 
 async def test_a_shadow_arm_that_begins_while_the_others_are_recorded_harms_nothing(config):

@@ -70,7 +70,7 @@ async def answer_act(service: Service, request: Request, data: Mapping[str, Any]
     )
     inputs = _check_inputs(session_arm, act_request)
     assignment = service.assigner.expose(session_arm)
-    if session_arm.router.is_text:
+    if session_arm.router.arms.is_text:
         arm_actions = await request.until_disconnect(answer_by_text(service, session_arm, assignment.arm, inputs))
     else:
         arm_actions = await answer_by_actor_critic(service, session_arm, assignment.arm, inputs)
@@ -114,9 +114,9 @@ def _parse(request: Request, data: Mapping[str, Any]) -> _ActRequest:
 def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInputs:
     """Return what the session's arm is given. Raises RequestError if it does not fit the arm's bundle."""
     router = session_arm.router
-    if router.is_text:
+    if router.arms.is_text:
         return ActInputs(check_texts(router, act_request.observations, act_request.masks), {}, act_request.greedy)
-    bundle = router.actor_bundle_of(session_arm.assignment.arm)
+    bundle = router.arms.actor_bundle_of(session_arm.assignment.arm)
     try:
         observations = {
             agent: bundle.parse_observation(agent, value) for agent, value in act_request.observations.items()
@@ -131,7 +131,7 @@ def _count_answer(service: Service, session_arm: SessionArm, arm_actions: ArmAct
     """Count the answer, its seconds and its cost, for the session and in the metrics."""
     router = session_arm.router
     session_arm.count_answer(seconds)
-    if router.is_text:
+    if router.arms.is_text:
         cost = total_cost(response.cost_usd for _, response in arm_actions.exchanges)
         session_arm.charge(cost, service.unit_reports)
     service.metrics.counters_of(router.config)[arm_actions.arm].observe(seconds)
@@ -151,7 +151,7 @@ def _log_answer(
     """
     router = session_arm.router
     digest = router.digests[arm_actions.arm]
-    if router.is_text:
+    if router.arms.is_text:
         for text_request, response in arm_actions.exchanges:
             log_text(service, session_arm, assignment, arm_actions.arm, digest, text_request, response)
         return

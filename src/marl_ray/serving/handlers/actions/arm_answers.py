@@ -13,7 +13,7 @@ from marl_ray.serving.arms.response_cache import ResponseCache, cache_key
 from marl_ray.serving.handlers.actions.text_acts import Exchanges, act_by_text
 from marl_ray.serving.handlers.texts.records import shadow_text
 from marl_ray.serving.routing.assignment import SessionArm
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 
@@ -92,7 +92,7 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
     router, cache = session_arm.router, service.cache if inputs.greedy else None
 
     def ask_arm(name: str) -> Awaitable[Answer]:
-        return router.actor(name).act(inputs.observations, inputs.greedy, inputs.masks)
+        return router.arms.actor(name).act(inputs.observations, inputs.greedy, inputs.masks)
 
     async def ask_cache_and_arm(name: str) -> _ActorResult:
         if cache is None:
@@ -106,7 +106,7 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
         router.circuits[name].success(ticket)
     else:
         router.circuits[name].forget(ticket)  # the arm was not asked
-    if session_arm.is_unit and router.state.shadows:
+    if session_arm.is_unit and router.rules.state.shadows:
         _send_to_shadows(router, inputs, result)
     if result.cached_parts is not None:
         return ArmActions(result.cached_parts, name, [])
@@ -142,7 +142,7 @@ def _send_to_shadows(router: Router, inputs: ActInputs, result: _ActorResult) ->
     if result.cached_parts is not None:
         actions = {agent: (np.asarray(action), None) for agent, action in result.cached_parts["actions"].items()}
     arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
-    for shadow in router.state.shadows:
+    for shadow in router.rules.state.shadows:
         shadow_arm = arms.get(shadow)
         if shadow_arm is not None and not is_text(shadow_arm.bundle):
             router.shadows.send(shadow, shadow_arm.act, inputs.observations, inputs.masks, actions)

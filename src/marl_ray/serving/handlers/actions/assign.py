@@ -28,10 +28,10 @@ async def assign(service: Service, request: Request) -> Response:
     )
     router = session_arm.router
     # Before the exposure, because it raises an error if no arm is loaded.
-    arm = router.first_answering_arm(session_arm.assignment.arm)
+    arm = router.arms.first_answering_arm(session_arm.assignment.arm)
     assignment = service.assigner.expose(session_arm) if is_exposing else session_arm.assignment
     if assignment.arm != session_arm.assignment.arm:  # a concurrent request has exposed the session to another one
-        arm = router.first_answering_arm(assignment.arm)
+        arm = router.arms.first_answering_arm(assignment.arm)
     answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.digests[arm],

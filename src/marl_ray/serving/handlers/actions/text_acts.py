@@ -11,7 +11,7 @@ from marl_ray.serving.handlers.texts.arm_request import make_text_request
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 Exchanges = list[tuple[TextRequest, WrittenResponse]]
@@ -27,7 +27,7 @@ async def act_by_text(
     """
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
-    text_arm = router.writer(arm)
+    text_arm = router.arms.writer(arm)
     requests = {agent: make_text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
     replies = {agent: text_arm.write(request) for agent, request in requests.items()}
     try:
@@ -64,7 +64,7 @@ def check_texts(router: Router, observations: Mapping[str, Any], masks: Mapping[
 
     Raises RequestError 400 naming the agent whose observation is none, or `action_masks` if there are any.
     """
-    agents = router.bundle_of(router.control).agents
+    agents = router.arms.bundle_of(router.rules.state.control).agents
     if masks:
         raise RequestError(400, "action_masks", "expected none: texts have no masks")
     for agent, text in observations.items():

@@ -13,7 +13,7 @@ from marl_ray import __version__
 from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.handlers import health
 from marl_ray.serving.http.messages import Request, RequestError, Response
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 DATATYPES = {
@@ -64,7 +64,7 @@ async def model_ready(service: Service, request: Request) -> Response:
     """Answer `GET /v2/models/{name}/ready`: 200 if every arm that gets traffic is answered for, else 503."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
-    is_ready = all(router.answering_arms(arm) for arm, weight in router.state.weights.items() if weight > 0)
+    is_ready = router.is_ready
     body = {"name": router.config.served_as, "ready": is_ready}
     return Response(orjson.dumps(body), 200 if is_ready else 503)
 
@@ -90,7 +90,7 @@ def actor_critics(router: Router) -> ActorCriticBundle:
 
     Raises WrongKindError if the model writes text, which other routes serve.
     """
-    return router.actor_bundle_of(router.control, "model")
+    return router.arms.actor_bundle_of(router.rules.state.control, "model")
 
 
 def inputs_of(bundle: ActorCriticBundle) -> dict[str, Tensor]:

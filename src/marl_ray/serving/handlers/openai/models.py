@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import orjson
 
 from marl_ray.serving.http.messages import Request, RequestError, Response
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 
@@ -26,9 +26,10 @@ def models_of(routers: Sequence[Router]) -> list[dict[str, object]]:
     language models has none.
     """
     newest = routers[0]
-    if not newest.is_text:
+    arms = newest.arms
+    if not arms.is_text:
         return []
-    agents, name = newest.bundle_of(newest.control).agents, newest.config.served_as
+    agents, name = arms.bundle_of(newest.rules.state.control).agents, newest.config.served_as
     names = [name] if len(set(agents.values())) == 1 else [f"{name}/{agent}" for agent in agents]
     created = int(newest.created)
     return [{"id": model_id, "object": "model", "created": created, "owned_by": "marl-ray"} for model_id in names]

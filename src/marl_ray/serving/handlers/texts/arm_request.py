@@ -7,14 +7,15 @@ from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.errors import WrongKindError
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 
 def check_writes_text(router: Router) -> None:
     """Raise WrongKindError if the experiment's policies write no text."""
-    if not router.is_text:
-        family = router.bundle_of(router.control).manifest.family
+    arms = router.arms
+    if not arms.is_text:
+        family = arms.bundle_of(router.rules.state.control).manifest.family
         message = f"{router.config.name!r} serves {family} policies, expected token policies"
         raise WrongKindError(message, "experiment")
 
@@ -31,7 +32,7 @@ def agent_of(router: Router, agent: object) -> str:
 
     A request may omit it if one policy plays all agents. Raises RequestError 400 for a wrong or missing one.
     """
-    agents = router.bundle_of(router.control).agents
+    agents = router.arms.bundle_of(router.rules.state.control).agents
     if agent is None and len(set(agents.values())) == 1:
         return next(iter(agents))
     if not isinstance(agent, str):

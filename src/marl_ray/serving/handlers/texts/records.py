@@ -8,7 +8,7 @@ from marl_ray.serving.arms.protocol import ResponseStart, TextRequest, is_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.logs.acts import LoggedText
 from marl_ray.serving.routing.assignment import SessionArm
-from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
 
@@ -59,7 +59,7 @@ def log_text(
 def shadow_text(router: Router, request: TextRequest, response: WrittenResponse) -> None:
     """Send copies of the request to the shadows."""
     arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
-    for shadow in router.state.shadows:
+    for shadow in router.rules.state.shadows:
         text_arm = arms.get(shadow)
         if text_arm is not None and is_text(text_arm.bundle):
             router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)

@@ -65,7 +65,9 @@ class TextResponseWriter:
         """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
-        keeps_chunks = session_arm.is_unit and (service.acts is not None or bool(session_arm.router.state.shadows))
+        keeps_chunks = session_arm.is_unit and (
+            service.acts is not None or bool(session_arm.router.rules.state.shadows)
+        )
         self._chunks: list[ResponseChunk] | None = [] if keeps_chunks else None
         """All chunks so far, kept for the log and for shadows; None if neither needs them."""
 
@@ -100,7 +102,7 @@ class TextResponseWriter:
 
     async def _begin_with_arm(self, arm: str) -> None:
         """Let this arm begin the response."""
-        text_arm = self._session_arm.router.writer(arm)
+        text_arm = self._session_arm.router.arms.writer(arm)
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
@@ -116,7 +118,7 @@ class TextResponseWriter:
 
     async def _try_arm(self, arm: str) -> None:
         """Let this arm begin a response, and drop it."""
-        reply = self._session_arm.router.writer(arm).write(self._request)
+        reply = self._session_arm.router.arms.writer(arm).write(self._request)
         try:
             await reply.next()
         finally:

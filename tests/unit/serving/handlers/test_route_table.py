@@ -2,7 +2,7 @@
 
 import pytest
 
-from marl_ray.serving.handlers.routes import find_route
+from marl_ray.serving.handlers.route_table import find_route
 from marl_ray.serving.http.messages import RequestError
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections import UserDict
+from dataclasses import replace
 
 import pytest
 from toy_serving.gateways import SEES, bearer, serving, write_keys
@@ -14,8 +15,8 @@ from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.errors import UnavailableError, WrongKindError
 from marl_ray.serving.handlers.texts.records import shadow_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
-from marl_ray.serving.routing import router as router_module
 from marl_ray.serving.routing.assignment import Assigner
+from marl_ray.serving.routing.experiment import router as router_module
 
 
 @pytest.fixture
@@ -34,9 +35,9 @@ async def test_a_session_is_drawn_by_the_table_that_agrees_with_its_past(gateway
     async with serving(gateway()) as (_, app):
         app.service.follower.close()
         router, weights = app.service.endpoints.routers["exp"], {"one": 0.05, "four": 1.0}
-        later = AssignmentTable(weights, router.state.salt, 2)
-        unit = next(f"u{k}" for k in range(99) if router.table.assign(f"u{k}").arm != later.assign(f"u{k}").arm)
-        first = router.table.assign(unit)
+        later = AssignmentTable(weights, router.rules.state.salt, 2)
+        unit = next(f"u{k}" for k in range(99) if router.rules.table.assign(f"u{k}").arm != later.assign(f"u{k}").arm)
+        first = router.rules.table.assign(unit)
         app.service.stores.experiments.reallocate("exp", weights, epoch=1, actor="gateway", reason="r")
         agree = PastTables.agree
 
@@ -47,7 +48,7 @@ async def test_a_session_is_drawn_by_the_table_that_agrees_with_its_past(gateway
         monkeypatch.setattr(PastTables, "agree", follow_meanwhile)
         recalled = router.known_arm(unit, None)
         assert recalled is not None and recalled.assignment == first
-        assert router.state.epoch == 2 and router.known_arm(unit, None) is None
+        assert router.rules.state.epoch == 2 and router.known_arm(unit, None) is None
 
 
 async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway, monkeypatch):
@@ -69,11 +70,11 @@ async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway, m
 
         arms = Lacking(one=control)
         router.hold(arms)
-        assert router.answering_arms("four") == ["one"]
+        assert router.arms.answering_arms("four") == ["one"]
         arms.is_read_by_follow = True
-        router.follow(router.state)
+        router.follow(router.rules.state)
         add.join(60)
-        assert router.answering_arms("four") == ["four", "one"]
+        assert router.arms.answering_arms("four") == ["four", "one"]
 
 
 async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gateway, tmp_path, monkeypatch):
@@ -81,7 +82,7 @@ async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gate
         app.service.follower.close()
         endpoints, router = app.service.endpoints, app.service.endpoints.routers["exp"]
         four, act = router.arms["four"], ArmBatcher.act
-        session = next(f"s{k}" for k in range(99) if router.table.assign(f"s{k}").arm == "four")
+        session = next(f"s{k}" for k in range(99) if router.rules.table.assign(f"s{k}").arm == "four")
 
         def act_and_drop(arm, *request):
             answer = act(arm, *request)
@@ -94,7 +95,17 @@ async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gate
         assert (response.status_code, response.json()["arm"]) == (200, "four")
         assert router.digests["four"] == four.bundle.digest
         with pytest.raises(UnavailableError, match=r"^arm 'four' of experiment 'exp' is not loaded here any more$"):
-            router.actor("four")
+            router.arms.actor("four")
+
+
+async def test_a_state_that_assigns_to_an_arm_that_the_config_lacks_is_refused(gateway):
+    async with serving(gateway()) as (_, app):
+        app.service.follower.close()
+        router = app.service.endpoints.routers["exp"]
+        rules, arms = router.rules, router.arms
+        with pytest.raises(ValueError, match=r"^the state assigns \['two'\], configured are \['four', 'one'\]$"):
+            router.follow(replace(rules.state, weights={"one": 1.0, "two": 1.0}))
+        assert (router.rules, router.arms) == (rules, arms)
 
 
 class DropsFourOnceRead(UserDict):
@@ -102,14 +113,10 @@ class DropsFourOnceRead(UserDict):
 
     router = None
 
-    def __contains__(self, name):
-        return self.get(name) is not None
-
-    def get(self, name, default=None):
-        arm = self.data.get(name, default)
+    def __getitem__(self, name):
         if self.router is not None and name == "four":
             self.router.hold({"one": self.data["one"]})
-        return arm
+        return super().__getitem__(name)
 
 
 def drop_four_once_read(router):
@@ -122,7 +129,7 @@ async def test_an_act_whose_shadow_is_dropped_meanwhile_is_answered(gateway):
     async with serving(gateway("shadow")) as (client, app):
         app.service.follower.close()
         router = app.service.endpoints.routers["exp"]
-        assert router.state.shadows == ("four",)
+        assert router.rules.state.shadows == ("four",)
         drop_four_once_read(router)
         response = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
         assert (response.status_code, response.json()["arm"], list(router.arms)) == (200, "one", ["one"])
@@ -160,19 +167,19 @@ async def test_a_session_whose_arms_are_dropped_while_it_is_exposed_is_assigned(
             return expose(assigner, session_arm)
 
         monkeypatch.setattr(Assigner, "expose", expose_and_drop)
-        arm = router.table.assign("s").arm
+        arm = router.rules.table.assign("s").arm
         response = await client.post("/v1/assign", json={"session_id": "s"})
         assert (response.status_code, response.json().get("arm")) == (200, arm)
         response = await client.post("/v1/assign", json={"session_id": "other"})
-        assert response.status_code == 503 and router.session("other") is None
+        assert response.status_code == 503 and "other" not in router.remembered.sessions
 
 
 async def test_an_arm_of_the_other_kind_is_refused_by_name(gateway):
     async with serving(gateway()) as (_, app):
         router = app.service.endpoints.routers["exp"]
-        assert router.actor("one") is router.arms["one"]
+        assert router.arms.actor("one") is router.arms["one"]
         with pytest.raises(WrongKindError, match=r"^'exp' serves actor_critic policies, expected token policies$"):
-            router.writer("one")
+            router.arms.writer("one")
 
 
 async def test_of_an_arm_that_two_threads_have_loaded_the_second_is_closed(gateway):
