@@ -78,7 +78,7 @@ def test_an_answer_is_scored(tmp_path, site):
     env = make_browser_env(tmp_path, site, "/", reference_answers={"exact_match": "$12.50"})
     infos = play(env, "click [{Chair}]", "stop [$12.50]")
     assert (infos["ending"], infos["solved"], env.rewards[AGENT]) == ("stopped", True, 1.0)
-    assert infos["metrics"] == {"pass": 1, "answered": 1, "problems": 0, "blocked": 0, "dialogs": 0, "turns": 2}
+    assert infos["metrics"] == {"pass": 1, "answered": 1, "failed_actions": 0, "blocked": 0, "dialogs": 0, "turns": 2}
     assert not play(env, "stop [$12]")["solved"]
 
 
@@ -155,7 +155,7 @@ def test_every_action_changes_the_page_or_the_tabs(tmp_path, site):
     assert "Unknown key" in do("press [nonsense]")
     assert env.infos[AGENT] == {}
     do("stop")
-    assert env.infos[AGENT]["metrics"]["problems"] == 5
+    assert env.infos[AGENT]["metrics"]["failed_actions"] == 5
 
 
 def test_a_window_that_a_page_opens_is_a_tab(tmp_path, site):
