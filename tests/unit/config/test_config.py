@@ -128,7 +128,7 @@ def test_a_number_that_no_random_stream_has_bits_for_is_refused(key, most):
     )
 
 
-def test_the_other_problem_is_named_and_the_number_of_more_is_told():
+def test_the_other_mistake_is_named_and_the_number_of_more_is_told():
     assert refusal("hyper.lr=-1", "hyper.gamma=2").endswith("(and 1 more: hyper.gamma)")
     assert refusal("hyper.lr=-1", "hyper.gamma=2", "train.horizon=0").endswith("(and 2 more)")
 

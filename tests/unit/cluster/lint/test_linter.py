@@ -209,7 +209,7 @@ def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_mistake_is_one_line_with_its_path(change, finding):
     findings = [line.replace(": advice: ", ": ") for line in lint_manifest(change_manifest(change), "f.yaml")]
     # A pod's volumes are missed by each of its mounts.
-    assert len({problem.rpartition(": ")[2].split(", got")[0] for problem in findings}) == (finding is not None)
+    assert len({line.rpartition(": ")[2].split(", got")[0] for line in findings}) == (finding is not None)
     for mistake in findings:
         assert mistake.startswith("f.yaml: ")
         assert "\n" not in mistake
@@ -271,8 +271,8 @@ def test_rules_of_a_network_policy_are_for_what_it_denies(policy, finding):
 def test_a_network_policy_needs_groups_whose_names_may_be_part_of_its_own():
     group = (f"{WORKERS}.groupName", "Big_One")
     assert lint_manifest(change_manifest(group), "f.yaml") == []
-    problems = lint_manifest(change_manifest(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
-    assert problems[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
+    findings = lint_manifest(change_manifest(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
+    assert findings[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
 
 
 def closed_mappings(node: Any, path: str = "") -> Iterator[str]:
@@ -311,7 +311,7 @@ def test_other_kinds_with_a_ray_cluster_are_checked_too(kind, key):
     assert lint_manifest(document, "f.yaml") == []
     at = f"spec.{key}." if key else "spec."
     bad = change_manifest((f"{at}headGroupSpec.rayStartParams", {}), (f"{at}bogus", 1), document=document)
-    assert [problem.split(": ")[1] for problem in lint_manifest(bad, "f.yaml")] == [
+    assert [line.split(": ")[1] for line in lint_manifest(bad, "f.yaml")] == [
         f"{at}bogus",
         f"{at}headGroupSpec.rayStartParams.num-cpus",
     ]
@@ -319,8 +319,8 @@ def test_other_kinds_with_a_ray_cluster_are_checked_too(kind, key):
 
 def test_a_secret_in_a_file_is_a_finding_and_other_kinds_are_left_alone():
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "data": {"password": "aHVudGVyMg=="}}
-    (problem,) = lint_manifest(secret, "f.yaml")
-    assert problem.startswith("f.yaml: kind: expected no Secret with its data in a file")
+    (finding,) = lint_manifest(secret, "f.yaml")
+    assert finding.startswith("f.yaml: kind: expected no Secret with its data in a file")
     assert lint_manifest({"apiVersion": "v1", "kind": "ConfigMap", "anything": 1}, "f.yaml") == []
     assert lint_manifest([], "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got list"]
     assert lint_manifest(None, "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got nothing"]
