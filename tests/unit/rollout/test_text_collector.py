@@ -238,9 +238,9 @@ def test_streams_differ_by_everything_that_they_are_for():
 
 
 def test_copies_step_side_by_side():
-    Slow.most = 0
+    Slow.max_asleep = 0
     collector(Slow, ALONE).collect(players(ALONE), 0)
-    assert Slow.most > 1
+    assert Slow.max_asleep > 1
 
 
 def test_every_agent_needs_a_policy():
