@@ -247,13 +247,15 @@ def test_a_log_is_followed_until_the_driver_ends(storage):
 
 
 def test_a_log_that_is_followed_may_be_unreadable_for_a_while(storage, monkeypatch):
-    run, answers = find_run("other", str(storage)), iter([b"one\n", OSError("SlowDown"), b"one\ntwo\n"])
+    run, contents = find_run("other", str(storage)), iter(["one\n", OSError("SlowDown"), "one\ntwo\n"])
+    content_of = following.content_of
 
-    def look(*_):
-        answer = next(answers, OSError("away"))
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+    def look(*arguments):
+        content = next(contents, OSError("away"))
+        if isinstance(content, OSError):
+            raise content
+        (storage / "other" / "run.log").write_text(content)
+        return content_of(*arguments)
 
     monkeypatch.setattr(following, "content_of", look)
     monkeypatch.setattr(following, "POLL_S", 0.01)
