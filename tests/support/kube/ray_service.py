@@ -20,7 +20,7 @@ DELETE = object()
 
 def change_manifest(*changes: tuple[str, Any], document: dict[str, Any] = SERVICE) -> dict[str, Any]:
     """A manifest with values set (or deleted, or appended with `+` as the last part) at paths, parts apart by dots."""
-    data = json.loads(json.dumps(document))  # no part is shared, as YAML's anchors make it
+    data: dict[str, Any] = json.loads(json.dumps(document))  # no part is shared, as YAML's anchors make it
     for path, value in changes:
         *parents, last = path.split(".")
         node: Any = data

@@ -25,7 +25,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy
 
 CONTEXT = 128
 """Tokens."""
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 259,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -34,7 +34,12 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LLAMAS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "llama, yarn": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=YARN)),

@@ -24,6 +24,7 @@ from marl_ray.runs import following
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
+from marl_ray.stored_files.appended_file import content_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.run_checks import check_run
@@ -248,7 +249,6 @@ def test_a_log_is_followed_until_the_driver_ends(storage):
 
 def test_a_log_that_is_followed_may_be_unreadable_for_a_while(storage, monkeypatch):
     run, contents = find_run("other", str(storage)), iter(["one\n", OSError("SlowDown"), "one\ntwo\n"])
-    content_of = following.content_of
 
     def look(*arguments):
         content = next(contents, OSError("away"))
