@@ -40,7 +40,7 @@ CHECKS = (
     docstrings.unsaid_none,
     docstrings.unsaid_errors,
     vague_names.vague_names,
-    vague_names.failures_called_problems,
+    vague_names.misnamed_failures,
     vague_names.bare_participles,
     vague_names.unlike_limits,
 )

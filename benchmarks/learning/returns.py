@@ -46,7 +46,7 @@ class Task:
     episodes: int = 4096
     agents: int = 1
     """Returns are summed over as many agents."""
-    least: float | None = None
+    min_return: float | None = None
     """Asked of the interquartile mean of the best bundles' returns."""
     share: float | None = None
     """Asked of the interquartile mean of the final policies' and of the best bundles' scores (`budget_exact.score`)."""
@@ -61,7 +61,7 @@ class Task:
         return self.config == "budget_dag"
 
     def requirement(self) -> str:
-        parts = [f"return >= {self.least:g}"] if self.least is not None else []
+        parts = [f"return >= {self.min_return:g}"] if self.min_return is not None else []
         parts += [f"score >= {self.share:g}, cost <= {TOLERATED * BUDGET:g}"] if self.share is not None else []
         parts += [f"return >= {self.exact:g}"] if self.exact is not None else []
         parts += [f"P(cost <= {self.limit:g}) >= {self.within:g}"] if self.limit is not None else []
@@ -89,10 +89,10 @@ TASKS = {
         exact=round(best_capped_reward(30) - 0.01, 4),
         limit=30.0,
     ),
-    "simple_spread": Task("simple_spread_mappo", steps=25, episodes=1024, agents=3, least=-63.0),
-    "cartpole": Task("cartpole_ppo", steps=500, episodes=128, least=475.0),
-    "gridworld_grpo": Task("multigrid_grpo", steps=64, episodes=1024, least=0.8),
-    "gridworld_rloo": Task("multigrid_grpo", ("algorithm=rloo",), steps=64, episodes=1024, least=0.8),
+    "simple_spread": Task("simple_spread_mappo", steps=25, episodes=1024, agents=3, min_return=-63.0),
+    "cartpole": Task("cartpole_ppo", steps=500, episodes=128, min_return=475.0),
+    "gridworld_grpo": Task("multigrid_grpo", steps=64, episodes=1024, min_return=0.8),
+    "gridworld_rloo": Task("multigrid_grpo", ("algorithm=rloo",), steps=64, episodes=1024, min_return=0.8),
 }
 
 
@@ -154,7 +154,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "runs": means[:, 0].tolist(),
         "seconds": float(np.median([run["seconds"] for run in runs])),
     }
-    met = task.least is None or intervals.value >= task.least
+    met = task.min_return is None or intervals.value >= task.min_return
     if task.has_budget:
         policies = {"final": [Worth(*run["worths"][-1]) for run in runs]}
         policies["best"] = [Worth(*run["worths"][run["best"]]) for run in runs]
@@ -186,11 +186,9 @@ def table(rows: list[dict[str, Any]], seeds: int) -> str:
     ]
     for row in rows:
         value, low, high = row["return"]
-        least, most = min(row["runs"]), max(row["runs"])
+        ends = f"{min(row['runs']):.3f}, {max(row['runs']):.3f}"
         met = "yes" if row["met"] else "no"
-        lines.append(
-            f"| {row['task']} | {row['asked']} | {value:.3f} ({low:.3f} - {high:.3f}) | {least:.3f}, {most:.3f} | {met} |"
-        )
+        lines.append(f"| {row['task']} | {row['asked']} | {value:.3f} ({low:.3f} - {high:.3f}) | {ends} | {met} |")
     lines += [
         "",
         "## budget_dag, exactly",

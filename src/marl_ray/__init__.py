@@ -19,18 +19,18 @@ __version__ = "0.1.0"
 _API = {
     "ActResult": "client",
     "Client": "client",
-    "BenchmarkResult": "evaluating",
-    "EpisodeScores": "episodes",
+    "BenchmarkResult": "evaluating.benchmarks",
+    "EpisodeScores": "evaluating.episodes",
     "RunComparison": "comparing",
     "TrainedRun": "training",
     "LoadedTeam": "teams",
     "compare": "comparing",
-    "evaluate": "evaluating",
+    "evaluate": "evaluating.call",
     "load": "teams",
     "sweep": "sweeping",
     "train": "training",
 }
-"""Name -> file of `marl_ray.api`."""
+"""Name -> module of `marl_ray.api`."""
 __all__ = ["MarlRayError", "__version__", *_API]
 
 

@@ -181,9 +181,9 @@ def evaluate(
     On a benchmark it writes the scores with their intervals, and those of every problem, as JSON and Markdown; of
     episodes it prints the mean return with its interval.
     """
-    from marl_ray.api.episodes import EpisodeScores
-    from marl_ray.api.evaluating import BenchmarkResult
-    from marl_ray.api.evaluating import evaluate as measure
+    from marl_ray.api.evaluating.benchmarks import BenchmarkResult
+    from marl_ray.api.evaluating.call import evaluate as measure
+    from marl_ray.api.evaluating.episodes import EpisodeScores
     from marl_ray.config.load import with_overrides
 
     run: Callable[..., BenchmarkResult | EpisodeScores] = measure

@@ -82,9 +82,9 @@ class GroupConfig(NodeConfig):
 
     @model_validator(mode="after")
     def _check(self) -> "GroupConfig":
-        least, most = self.bounds
-        if least > most:
-            raise ValueError(f"replicas: expected least and most, got {[least, most]}")
+        low, high = self.bounds
+        if low > high:
+            raise ValueError(f"replicas: expected least and most, got {[low, high]}")
         if self.spot and not self.is_autoscaled:
             raise ValueError("spot: expected replicas: [least, most], between which pods may come and go")
         resource = next((name for name in RAY_RESOURCES if name in self.resources), None)

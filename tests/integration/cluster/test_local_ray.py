@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -140,10 +141,10 @@ def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path)
             serve_locally(config, 60)
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+def test_a_temporary_folder_that_cannot_be_written_is_one_line(monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("marl_ray.cluster.local_ray.short_temp_root", lambda: str(tmp_path / "none"))
-    with pytest.raises(MarlRayError, match=f"^local_ray: Ray gets no folder in {tmp_path}/none: "), local_ray():
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    with pytest.raises(MarlRayError, match=r"^local_ray: Ray gets no folder in /proc/none: "), local_ray():
         pass
 
 

@@ -77,20 +77,20 @@ def test_the_smallest_game_has_the_truth_that_is_computed_by_hand():
     assert truth.values(GameRules(), uniform, truth.zero_sums())[0] == pytest.approx([j, first, second])
 
 
-@pytest.mark.parametrize(("is_terminated", "most"), list(itertools.product((True, False), (1, 2))))
-def test_gradients_are_those_of_the_expectations(is_terminated, most):
+@pytest.mark.parametrize(("is_terminated", "max_steps"), list(itertools.product((True, False), (1, 2))))
+def test_gradients_are_those_of_the_expectations(is_terminated, max_steps):
     """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
     rules = GameRules(policies=2, is_terminated=is_terminated)
     after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATE_COUNT)}
     for kind in range(1 + SIGNAL_COUNT):
-        exact = truth.gradient(rules, UNEVEN, kind, after, most)
+        exact = truth.gradient(rules, UNEVEN, kind, after, max_steps)
         for agent, state in ((0, 0), (0, 1), (0, 2), (1, 0)):
             sides = []
             for step in (1e-5, -1e-5):
                 tables = [[list(row) for row in agent_rows] for agent_rows in UNEVEN]
                 p_zero, p_one = tables[agent][state]
                 tables[agent][state] = [p_zero - step * p_zero * p_one, p_one + step * p_zero * p_one]
-                sides.append(truth.expected_returns(rules, tables, after, most)[kind])
+                sides.append(truth.expected_returns(rules, tables, after, max_steps)[kind])
             assert exact[agent][state][1] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-8)
 
 

@@ -84,7 +84,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(ray_clust
     def wait_for(text: str) -> None:
         until(lambda: log.exists() and text in log.read_text(), text)
 
-    problems: list[str] = []
+    failures: list[str] = []
 
     def disturb() -> None:
         try:
@@ -97,7 +97,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(ray_clust
             wait_for(" has not answered for 1")
             wait_for("its workers start again from the checkpoint of iteration ")
         except AssertionError as error:
-            problems.append(str(error))
+            failures.append(str(error))
         finally:
             Path(owner_file(str(tmp_path / "stopped"), 2)).write_text("{}")  # another owner: so the run ends
 
@@ -106,7 +106,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(ray_clust
     with pytest.raises(LeaseLostError):
         train(run_config)
     thread.join(60)
-    assert problems == []
+    assert failures == []
     lines = log.read_text()
     assert re.search(
         r"waiting for 2 workers of 1 CPU each, since [\d:]+ and at most until [\d :-]+; the cluster has", lines

@@ -20,6 +20,7 @@ from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.training.machines import torch_trainer
 from marl_ray.training.machines.ray_variables import START_VARIABLE
 from marl_ray.training.machines.worker_watch import WorkerWatch
+from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.reporting import tracking
 from marl_ray.tuning.running.driver import run_sweep
@@ -203,7 +204,7 @@ def busy_cluster() -> Iterator[threading.Event]:
 @pytest.mark.timeout(600)
 def test_a_trial_says_what_its_workers_wait_for_and_trains_once_they_have_it(ray_cluster, tmp_path, monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(tracking, "print_line", lambda line, stream: lines.append(line))
+    monkeypatch.setattr(tracking, "print_line", lambda line, stream: (lines.append(line), print_line(line, stream)))
     with busy_cluster() as freed:
 
         def free_cpus() -> None:

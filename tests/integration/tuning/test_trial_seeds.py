@@ -62,7 +62,8 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
     with process_group():
         trained = TrialSeeds(seeds(2), RETURN, torch.device("cpu"), None)
         for seed, seed_run in trained.runs.items():
-            monkeypatch.setattr(seed_run.env, "close", lambda seed=seed: closed.append(seed))
+            close = seed_run.env.close
+            monkeypatch.setattr(seed_run.env, "close", lambda seed=seed, close=close: (closed.append(seed), close()))
             monkeypatch.setattr(seed_run.collector, "close", fail)
         with pytest.raises(DivergedError, match="the first error"), trained.close_after():
             raise DivergedError("the first error")

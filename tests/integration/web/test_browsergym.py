@@ -65,7 +65,7 @@ def test_an_episode_is_seen_done_and_paid(env):
         env.step(f"The only button:\n```click('{bid(env, 'button')}')```")
         infos = env.infos[AGENT]
         assert (infos["ending"], infos["solved"], env.rewards[AGENT]) == ("page_ended", True, 1.0)
-        assert (infos["metrics"], infos["cost"]) == ({"pass": 1.0, "problems": 2.0, "turns": 3.0}, (1.0,))
+        assert (infos["metrics"], infos["cost"]) == ({"pass": 1.0, "failed_actions": 2.0, "turns": 3.0}, (1.0,))
 
 
 def test_a_limit_ends_an_episode(env):

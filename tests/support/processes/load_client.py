@@ -146,7 +146,7 @@ async def send(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Se
             arm = answer.json()["arm"]
         else:
             error = answer.text
-    except httpx.HTTPError as problem:
-        error = repr(problem)
+    except httpx.HTTPError as failure:
+        error = repr(failure)
     end = time.monotonic()
     return Sent(body["experiment"], body["session_id"], path, start, end, status, arm, body.get("value"), error)

@@ -98,13 +98,13 @@ def tiny_lm(architecture: str) -> Any:
 
     Its weights are large enough for that. Raises ValueError if none can be built that takes a forward pass.
     """
-    problem = "no config"
+    failure = "no config"
     for config in configs(architecture):
         try:
             with torch.device("meta"):
                 numbers = sum(part.numel() for part in AutoModelForCausalLM.from_config(config).parameters())
             if numbers > MAX_PARAMETERS:
-                problem = f"{numbers} parameters"
+                failure = f"{numbers} parameters"
                 continue
             torch.manual_seed(0)
             lm = AutoModelForCausalLM.from_config(config).eval()
@@ -114,8 +114,8 @@ def tiny_lm(architecture: str) -> Any:
                 if lm(input_ids=torch.arange(40, 60)[None]).logits.isfinite().all():
                     return lm
         except Exception as error:
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    raise ValueError(problem)
+            failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    raise ValueError(failure)
 
 
 CONTEXT = 64

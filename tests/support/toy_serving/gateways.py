@@ -50,6 +50,7 @@ def make_bundle(
     agents: Iterable[str] = AGENTS,
     actions: spaces.Space[Any] = ACTIONS,
     bias: float = 30.0,
+    lineage: Lineage = LINEAGE,
 ) -> str:
     """A small random policy that all but certainly takes one action.
 
@@ -60,7 +61,7 @@ def make_bundle(
     with torch.no_grad():
         last_layer(policy).bias[action] = bias
     parts = PolicyParts(NetworkConfig(hidden=(8,)), observation, actions, policy.actor.state_dict())
-    return str(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, LINEAGE))
+    return str(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, lineage))
 
 
 def gateway_config(

@@ -158,10 +158,10 @@ class Strict(Talk):
 
 
 class Slow(Echo):
-    """Echo whose steps take `seconds`; `most` is how many slept at once in any copy."""
+    """Echo whose steps take `seconds`; `max_asleep` is how many slept at once in any copy."""
 
     metadata = {"name": "slow", "render_modes": []}
-    lock, asleep, most = threading.Lock(), 0, 0
+    lock, asleep, max_asleep = threading.Lock(), 0, 0
 
     def __init__(self, seconds: float = 0.05) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Slow(Echo):
     def act(self, agent: str, text: str) -> None:
         with Slow.lock:
             Slow.asleep += 1
-            Slow.most = max(Slow.most, Slow.asleep)
+            Slow.max_asleep = max(Slow.max_asleep, Slow.asleep)
         time.sleep(self.seconds)
         with Slow.lock:
             Slow.asleep -= 1

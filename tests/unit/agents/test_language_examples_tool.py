@@ -57,5 +57,11 @@ def test_own_tools_by_path(tmp_path, monkeypatch):
         assert observation in env.observe("agent")
     env.step('Action: answer\nInput: {"answer": "1.8"}')
     assert env.infos["agent"]["solved"]
-    assert env.infos["agent"]["metrics"] == {"pass": 1.0, "answered": 1.0, "calls": 3.0, "problems": 1.0, "turns": 4.0}
+    assert env.infos["agent"]["metrics"] == {
+        "pass": 1.0,
+        "answered": 1.0,
+        "calls": 3.0,
+        "failed_actions": 1.0,
+        "turns": 4.0,
+    }
     sys.modules.pop("shop_tools")

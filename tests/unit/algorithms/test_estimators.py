@@ -83,7 +83,7 @@ def groups(draw):
         )
     )
     scores = torch.tensor(each(values), dtype=torch.float64)
-    keys = [torch.tensor(each(st.integers(0, most))) for most in (1, 1, 0)]
+    keys = [torch.tensor(each(st.integers(0, high))) for high in (1, 1, 0)]
     index, count = group_index(*keys)
     return scores, index, count, torch.tensor(each(st.booleans())), torch.tensor(each(st.booleans()))
 

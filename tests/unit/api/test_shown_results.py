@@ -5,8 +5,8 @@ from pathlib import Path
 from toy_runs.runs import config
 
 from marl_ray.api.comparing import RunComparison
-from marl_ray.api.episodes import EpisodeScores
-from marl_ray.api.evaluating import BenchmarkResult
+from marl_ray.api.evaluating.benchmarks import BenchmarkResult
+from marl_ray.api.evaluating.episodes import EpisodeScores
 from marl_ray.api.training import TrainedRun
 from marl_ray.runs.comparison import SeedGroup
 from marl_ray.training.run_result import RunResult

@@ -69,10 +69,10 @@ def fits(data: object) -> bool:
     if isinstance(data.get("run"), str):  # a sweep's run is a file beside it
         places = [folder / data["run"] for folder in (ROOT, ROOT / "jobs/configs")]
         data = data | {"run": read_yaml(next(path for path in places if path.exists()))}
-    return any(set(data) <= keys for keys in OTHERS) or any(problems(kind, data) <= {"missing"} for kind in KINDS)
+    return any(set(data) <= keys for keys in OTHERS) or any(mistakes(kind, data) <= {"missing"} for kind in KINDS)
 
 
-def problems(kind: type[Config], data: object) -> set[str]:
+def mistakes(kind: type[Config], data: object) -> set[str]:
     try:
         kind.model_validate(data)
     except ValidationError as error:

@@ -312,13 +312,14 @@ def test_a_pool_whose_batch_is_refused_is_closed(open_pools):
 def test_a_copy_that_cannot_be_closed_leaves_no_other_open(monkeypatch):
     loop, closed = EnvLoop(EnvConfig(id="gymnasium.CartPole-v1"), 3, AGENTS), []
 
-    def close(number):
+    def close(number, close_env):
         closed.append(number)
+        close_env()
         if number == 1:
             raise OSError("still busy")
 
     for number, env in enumerate(loop.envs):
-        monkeypatch.setattr(env, "close", partial(close, number))
+        monkeypatch.setattr(env, "close", partial(close, number, env.close))
     with pytest.raises(OSError, match="still busy"):
         loop.close()
     assert sorted(closed) == [0, 1, 2]

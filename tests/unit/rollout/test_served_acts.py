@@ -108,7 +108,7 @@ def test_neither_order_nor_files_change_what_is_read(tmp_path_factory, units, ra
 
 
 @pytest.mark.parametrize(
-    ("row", "problem"),
+    ("row", "message"),
     [
         (p_row(1, agent="z"), "row 1, column agent: expected one of a, b, c"),
         (p_row(1, observations=[[0, 1], [4, 0]]), "row 1, column observations: expected categories of"),
@@ -137,11 +137,11 @@ def test_neither_order_nor_files_change_what_is_read(tmp_path_factory, units, ra
         (p_row(1, costs=[[1.0], [float("nan")]]), "row 1, column costs: expected finite numbers"),
     ],
 )
-def test_what_does_not_fit_is_named_by_file_row_and_column(tmp_path, row, problem):
+def test_what_does_not_fit_is_named_by_file_row_and_column(tmp_path, row, message):
     path = write(tmp_path / "x.parquet", [p_row(0), row])
     with pytest.raises(MarlRayError) as caught:
         read(path)
-    assert str(caught.value).startswith(f"{path}: row ") and problem in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: row ") and message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -24,6 +24,7 @@ from marl_ray.runs import following
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
+from marl_ray.stored_files.appended_file import content_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.run_checks import check_run
@@ -247,13 +248,14 @@ def test_a_log_is_followed_until_the_driver_ends(storage):
 
 
 def test_a_log_that_is_followed_may_be_unreadable_for_a_while(storage, monkeypatch):
-    run, answers = find_run("other", str(storage)), iter([b"one\n", OSError("SlowDown"), b"one\ntwo\n"])
+    run, contents = find_run("other", str(storage)), iter(["one\n", OSError("SlowDown"), "one\ntwo\n"])
 
-    def look(*_):
-        answer = next(answers, OSError("away"))
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+    def look(*arguments):
+        content = next(contents, OSError("away"))
+        if isinstance(content, OSError):
+            raise content
+        (storage / "other" / "run.log").write_text(content)
+        return content_of(*arguments)
 
     monkeypatch.setattr(following, "content_of", look)
     monkeypatch.setattr(following, "POLL_S", 0.01)

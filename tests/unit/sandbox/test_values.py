@@ -229,11 +229,11 @@ def test_whatever_a_judge_says_is_a_verdict_or_malformed(data):
 
 
 @given(st.text(st.characters(codec=None), max_size=40), st.integers(0, 50))
-def test_texts_are_cut_by_their_bytes_between_characters(text, most):
-    short = wire.truncate_to_bytes(text, most)
-    assert len(short.encode()) <= most
+def test_texts_are_cut_by_their_bytes_between_characters(text, max_bytes):
+    short = wire.truncate_to_bytes(text, max_bytes)
+    assert len(short.encode()) <= max_bytes
     assert text.encode("utf-8", "backslashreplace").startswith(short.encode())
-    assert len(wire.truncate_to_bytes("\U0001f600" * 2000, most).encode()) > most - 4
+    assert len(wire.truncate_to_bytes("\U0001f600" * 2000, max_bytes).encode()) > max_bytes - 4
 
 
 @given(st.binary(max_size=40))

@@ -150,9 +150,9 @@ def test_the_key_that_decides_is_the_important_one(tmp_path):
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-2, 1e6), st.integers(1, 12))
-def test_ticks_are_few_and_inside(low, size, most):
-    numbers = ticks(low, low + size, most)
-    assert len(numbers) <= most + 1
+def test_ticks_are_few_and_inside(low, size, max_ticks):
+    numbers = ticks(low, low + size, max_ticks)
+    assert len(numbers) <= max_ticks + 1
     assert all(low - 1e-6 * size <= value <= low + size * (1 + 1e-6) for value in numbers)
 
 

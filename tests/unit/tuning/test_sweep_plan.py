@@ -71,9 +71,9 @@ class Bench:
         if self.plan.take_changes():
             self.snapshots.append(copy.deepcopy(self.records))
 
-    def run(self, slots: int = 2, most: int = 10**6) -> "Bench":
+    def run(self, slots: int = 2, max_legs: int = 10**6) -> "Bench":
         running: list[tuple[TrialRecord, int | None]] = []
-        for _ in range(most):
+        for _ in range(max_legs):
             while len(running) < slots:
                 record = self.next_trial()
                 if isinstance(record, Pause):
@@ -137,7 +137,7 @@ def test_a_retry_starts_what_failed_and_refuses_again_what_still_can_never_run()
 
 @pytest.mark.parametrize("keys", [{}, ASHA])
 def test_a_begun_trial_is_refused_where_the_sweep_continues_on_a_small_cluster(keys):
-    bench = Bench(config_of(3, **keys), lambda values, steps: -by_lr(values, steps)).run(slots=1, most=len(keys))
+    bench = Bench(config_of(3, **keys), lambda values, steps: -by_lr(values, steps)).run(slots=1, max_legs=len(keys))
     begun = bench.records.trials[0] if keys else bench.next_trial()
     assert (begun.number, begun.state, begun.legs) == (0, "waiting" if keys else "running", 1)
     again = Bench(bench.config, bench.score, bench.records)

@@ -29,7 +29,7 @@ ANSWERS = (
     "GRADE: 10",
 )
 PROGRAMS = ("def double(x): return 2 * x", "", "def double(x): return 4", "def double(x:", "import os; os._exit(1)")
-METRICS = ("pass", "answered", "calls", "problems", "hidden", "public", "first")
+METRICS = ("pass", "answered", "calls", "failed_actions", "hidden", "public", "first")
 """The metrics that the product's environments give a reward."""
 THREADS = 8
 """Threads that ask at once, as the threads of a rollout do."""

@@ -48,7 +48,7 @@ class React(TextEnv):
     reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `solved`. Its answer is
         what the agent gave to the tool `answer`, empty if nothing.
 
-    Metrics: `pass`, 1.0 or 0.0; `answered`; `calls`, runs of tools; `problems`, turns without a working call.
+    Metrics: `pass`, 1.0 or 0.0; `answered`; `calls`, runs of tools; `failed_actions`, turns without a working call.
 
     Raises ValueError naming the option whose value makes no sense, or does not fit the others.
     """
@@ -101,7 +101,7 @@ class React(TextEnv):
     @override
     def begin(self) -> None:
         self._turns_so_far: list[ReactTurn] = []
-        self._calls = self._problems = 0
+        self._calls = self._failed_actions = 0
         self._ask()
 
     @override
@@ -109,7 +109,7 @@ class React(TextEnv):
         response, result = self._respond(text, self._calls)
         ran = bool(result.tool) and not result.ends
         self._calls += ran
-        self._problems += bool(result.failure)
+        self._failed_actions += bool(result.failure)
         self._turns_so_far.append(ReactTurn(response, result.observation))
         self.spend(agent, calls=ran, seconds=result.seconds)
         if not result.ends and len(self._turns_so_far) < self.max_turns:
@@ -117,7 +117,7 @@ class React(TextEnv):
             return
         answer = result.observation if result.ends else ""
         right = result.ends and same_answer(answer, self.task.answer)
-        counts = {"pass": right, "answered": result.ends, "calls": self._calls, "problems": self._problems}
+        counts = {"pass": right, "answered": result.ends, "calls": self._calls, "failed_actions": self._failed_actions}
         self.finish(right, self.pay(answer, {name: float(value) for name, value in counts.items()}))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:

@@ -50,8 +50,8 @@ class BrowserEnv(TextEnv):
     Chromium, which ends when all environments are closed.
     Whatever a page does ends in one of `ENDINGS`, and the costs until then are reported.
     An action that cannot be read or done changes nothing, and the next prompt says why.
-    Metrics: `pass`, the score; `answered`, 1.0 if the agent stopped by itself; `problems`, actions that could not be done;
-    `blocked`, requests and downloads that were stopped; `dialogs`, all dismissed.
+    Metrics: `pass`, the score; `answered`, 1.0 if the agent stopped by itself; `failed_actions`, those that could not be
+    done; `blocked`, requests and downloads that were stopped; `dialogs`, all dismissed.
     """
 
     metadata = {"name": "web", "render_modes": [], "is_parallelizable": False}
@@ -127,7 +127,7 @@ class BrowserEnv(TextEnv):
         self._history: list[str] = []
         self._done: Counter[WebAction] = Counter()
         self._repeats, self._last = 0, WebAction("")
-        self._unreadable = self._problems = self._dialogs = 0
+        self._unreadable = self._failed_actions = self._dialogs = 0
         record, traces = self.options.record, self.options.traces
         self.recording = None if record is None else EpisodeRecord(record, self.task.task_id, traces)
         note = ""
@@ -191,7 +191,7 @@ class BrowserEnv(TextEnv):
         except BrowserError as error:
             site_failed = ending and session is not None and not session.broken and session.chromium.connected
             ending, note, score = "site_fault" if site_failed else "page_fault", str(error), 0.0
-        self._problems += bool(note)
+        self._failed_actions += bool(note)
         self._dialogs += len(session.dialogs) if session is not None else 0
         seconds = time.monotonic() - begun
         self.spend(agent, calls=bool(action.kind), seconds=seconds)
@@ -300,7 +300,7 @@ class BrowserEnv(TextEnv):
         counts = {
             "pass": score,
             "answered": ending == "stopped",
-            "problems": self._problems,
+            "failed_actions": self._failed_actions,
             "blocked": blocked,
             "dialogs": self._dialogs,
         }

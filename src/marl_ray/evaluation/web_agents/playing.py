@@ -82,7 +82,7 @@ class _Episode:
             "ending": ending,
             "score": metrics["pass"],
             "actions": self.turns,
-            "problems": metrics["problems"],
+            "failed_actions": metrics["failed_actions"],
             "cost": self.costs,
         }
 

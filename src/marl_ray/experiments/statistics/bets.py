@@ -108,8 +108,8 @@ class Capital:
 
     def log_evidence(self) -> np.ndarray:
         """Return (D,) ln K against each null."""
-        most = self.logs.max(0)
-        evidence: np.ndarray = most + np.log(np.exp(self.logs - most).mean(0))
+        peak = self.logs.max(0)
+        evidence: np.ndarray = peak + np.log(np.exp(self.logs - peak).mean(0))
         return evidence
 
 
@@ -147,8 +147,8 @@ class Claim:
     @property
     def null(self) -> float:
         """The gain that the claim is tested against, as a part of the range."""
-        least, most = self.range
-        return 0.0 if self.missing is not None else float(np.clip(-self.margin / (most - least), -1, 1))
+        lowest, highest = self.range
+        return 0.0 if self.missing is not None else float(np.clip(-self.margin / (highest - lowest), -1, 1))
 
 
 def shifted_ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
@@ -183,9 +183,9 @@ class BettingTest:
         """
         if not len(values):
             return
-        claim, (least, most) = self.claim, self.claim.range
+        claim, (lowest, highest) = self.claim, self.claim.range
         moved = np.clip(values.astype(float), claim.low, claim.high)
-        y = (np.where(treated, moved + claim.shift, claim.scale * moved) - least) / (most - least)
+        y = (np.where(treated, moved + claim.shift, claim.scale * moved) - lowest) / (highest - lowest)
         if claim.missing is not None:
             y = np.where(np.isnan(y), 0.0 if claim.missing == "low" else 1.0, y)
         y = y if claim.higher_is_better else 1 - y
@@ -193,9 +193,9 @@ class BettingTest:
 
     def evidence(self) -> "BetEvidence":
         """Return the evidence after the units so far."""
-        nulls, logs, (least, most) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
+        nulls, logs, (lowest, highest) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
         log_e = float(logs[np.searchsorted(nulls, self.claim.null)])
-        return BetEvidence(self.claim.side, self.memory.n, (most - least) * nulls, logs, log_e)
+        return BetEvidence(self.claim.side, self.memory.n, (highest - lowest) * nulls, logs, log_e)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,12 +86,12 @@ def judge_reporting(
 
 def mean_excess_beyond(reported: Moments, value: float, end: End) -> float:
     """Return the largest mean that the parts of these numbers above `value` (below it at the low end) can have."""
-    gap, most = (
+    gap, room = (
         (value - reported.mean, reported.high - value)
         if end == "high"
         else (reported.mean - value, value - reported.low)
     )
-    if not reported.n or most <= 0:
+    if not reported.n or room <= 0:
         return 0.0
     return max(math.hypot(math.sqrt(reported.squares / reported.n), gap) - gap, 0.0) / 2
 

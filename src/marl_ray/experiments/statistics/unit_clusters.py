@@ -58,9 +58,13 @@ def pool_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Sum
     shares = [weight / math.fsum(weights) for weight in weights]
     arms = [left for left, _ in usable], [right for _, right in usable]
     overall = max(_variance_within(parts) for parts in arms)
-    larger = [max(left.variance, right.variance, overall) for left, right in usable]
+    largest_variances = [max(left.variance, right.variance, overall) for left, right in usable]
     first, second = (
-        _combine_strata(shares, parts, [_mixed_variance(part, most) for part, most in zip(parts, larger, strict=True)])
+        _combine_strata(
+            shares,
+            parts,
+            [_mixed_variance(part, largest) for part, largest in zip(parts, largest_variances, strict=True)],
+        )
         for parts in arms
     )
     return first, second

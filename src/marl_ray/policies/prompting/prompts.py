@@ -122,19 +122,22 @@ def fit_prompt(tokenizer: Tokenizer, text: str, chat: bool | None, room: int) ->
     begin. Raises PromptTooLongError where less than MIN_SHARE_LEFT of the text would be left.
     """
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    most = room * _facts(tokenizer).max_token_length
-    if len(text) <= most:
+    max_characters = room * _facts(tokenizer).max_token_length
+    if len(text) <= max_characters:
         ids = _prompt_ids(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
             return ids, False
-    least, too_many = int(MIN_SHARE_LEFT * len(text)), int(min(len(text), most + 1))
-    if least > most or len(fitting := _prompt_ids(tokenizer, _leave_out_middle(text, least), chat) or [begin]) > room:
+    kept_characters, too_many = int(MIN_SHARE_LEFT * len(text)), int(min(len(text), max_characters + 1))
+    if (
+        kept_characters > max_characters
+        or len(fitting := _prompt_ids(tokenizer, _leave_out_middle(text, kept_characters), chat) or [begin]) > room
+    ):
         raise PromptTooLongError(f"expected at most {room} tokens when half of its {len(text)} characters are left out")
-    while too_many - least > 1 + least // 64:  # the search need not find the exact last character
-        middle = (least + too_many) // 2
+    while too_many - kept_characters > 1 + kept_characters // 64:  # the search need not find the exact last character
+        middle = (kept_characters + too_many) // 2
         ids = _prompt_ids(tokenizer, _leave_out_middle(text, middle), chat) or [begin]
         if len(ids) <= room:
-            least, fitting = middle, ids
+            kept_characters, fitting = middle, ids
         else:
             too_many = middle
     return fitting, True

@@ -109,11 +109,11 @@ class SweepProgress:
         best = self.best()
         first = ("running", "waiting", "ended")
         in_order = sorted(self.records.trials, key=lambda r: (r is not best, first.index(r.state), -r.number))
-        most = max(4, self.console.size.height - _OTHER_LINES)
-        for record in sorted(in_order[:most], key=lambda r: r.number):
+        max_rows = max(4, self.console.size.height - _OTHER_LINES)
+        for record in sorted(in_order[:max_rows], key=lambda r: r.number):
             table.add_row(*self._row(record, record is best), style="bold green" if record is best else "")
-        if len(in_order) > most:
-            table.add_row("", f"and {len(in_order) - most} more", "", "", "", "", style="dim")
+        if len(in_order) > max_rows:
+            table.add_row("", f"and {len(in_order) - max_rows} more", "", "", "", "", style="dim")
         return table
 
     def _row(self, record: TrialRecord, best: bool) -> list[str | Text]:

@@ -171,14 +171,21 @@ async def test_greedy_answers_are_kept(bundles, tmp_path, url):
 
 @pytest.mark.parametrize("value", [b"{", b"[]", b'{"actions": 5, "log_probs": {}}'])
 async def test_what_others_put_into_the_cache_is_no_answer(bundles, tmp_path, monkeypatch, value):
-    async def written_by_another(cache: MemoryCache, key: bytes) -> bytes:
-        return value
+    keys: list[bytes] = []
+    put = MemoryCache.put
 
-    async with serving(keyed_config(tmp_path, bundles, {"cache": {"url": "memory:"}})) as (client, _):
+    async def noted(cache: MemoryCache, key: bytes, answer: bytes) -> None:
+        keys.append(key)
+        await put(cache, key, answer)
+
+    monkeypatch.setattr(MemoryCache, "put", noted)
+    async with serving(keyed_config(tmp_path, bundles, {"cache": {"url": "memory:"}})) as (client, app):
         client.headers.update(OPS)
         first = await acts_of(client, ["s"], mode="greedy")
-        monkeypatch.setattr(MemoryCache, "get", written_by_another)
+        [key] = keys
+        await put(app.service.cache, key, value)
         assert await acts_of(client, ["s"], mode="greedy") == first
+        assert keys == [key] * 2  # its arm was asked again
 
 
 async def test_a_kept_answer_is_no_success_of_its_arm(bundles, tmp_path):

@@ -124,13 +124,14 @@ def test_a_run_ends_with_the_error_of_its_last_checkpoint(tmp_path):
 def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run, tmp_path, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(saving, "SAVE_S", 0.3)
-    monkeypatch.setattr(saving, "publish", lambda place, manifest: answers.wait(60))
+    monkeypatch.setattr(saving, "publish", lambda *arguments: answers.wait(60) and publish(*arguments))
     run.save(local_stored_folder(tmp_path / "now"))
     with pytest.raises(UnwritableCheckpointError, match=r"now was not written within 0.3 s"):
         run.saver.wait()
     answers.set()
     assert run.saver.pending is not None
     run.saver.pending.result(60)
+    assert (tmp_path / "now" / "manifest.json").exists()
 
 
 def fails_to_copy_on_one(folder: str) -> list[str]:
@@ -194,7 +195,8 @@ def test_a_run_that_fails_closes_its_environments(tmp_path, monkeypatch):
     closed: list[str] = []
 
     def fail(run: Run) -> Any:
-        monkeypatch.setattr(run.env, "close", lambda: closed.append("environment"))
+        close = run.env.close
+        monkeypatch.setattr(run.env, "close", lambda: (closed.append("environment"), close()))
         raise ValueError("the first error")
 
     monkeypatch.setattr(Run, "step", fail)

@@ -149,7 +149,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("fields", "message"),
     [
         ({"greedy": True}, "greedy"),
         ({"critic_first": True}, "critic_first"),
@@ -158,6 +158,6 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
         ({"defaults": {"gamma": 7.0}}, "defaults: gamma: expected a number of at most 1"),
     ],
 )
-def test_a_spec_that_contradicts_itself_is_refused_by_name(fields, problem):
-    with pytest.raises(MarlRayError, match=f"^AlgorithmSpec 'Own': {problem}"):
+def test_a_spec_that_contradicts_itself_is_refused_by_name(fields, message):
+    with pytest.raises(MarlRayError, match=f"^AlgorithmSpec 'Own': {message}"):
         AlgorithmSpec("Own", "no paper", **fields)

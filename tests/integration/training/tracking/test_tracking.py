@@ -10,8 +10,7 @@ import mlflow
 import pytest
 from toy_runs.runs import config
 from toy_runs.sweeps import ToySweep
-from toy_serving import gateways as toy_gateways
-from toy_serving.gateways import make_bundle
+from toy_serving.gateways import LINEAGE, make_bundle
 
 from marl_ray.config import RunConfig, resolve_tracking_uri
 from marl_ray.errors import MarlRayError
@@ -68,13 +67,12 @@ def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry):
     assert versions == {"1": "0.5", "2": "0.9", "3": "0.7"}
 
 
-def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path, monkeypatch):
-    metrics = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
-    monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": metrics}))
+def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path):
+    lineage = LINEAGE.model_copy(update={"metrics": {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}})
     sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
     record = sweep.add({"algorithm": "ppo_lagrangian", "hyper.lr": 0.001}, objectives=[123.0])
     tracker = SweepMlflowRuns(sweep.config, sweep.records)
-    assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1))) == "models:/toy/1"
+    assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1, lineage=lineage))) == "models:/toy/1"
     client = mlflow.MlflowClient(tracker.parent.uri, registry_uri=tracker.parent.uri)
     assert client.get_model_version("toy", "1").tags["best_score"] == repr(
         2.0 - 0.5e6

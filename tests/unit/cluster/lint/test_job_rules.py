@@ -29,7 +29,7 @@ SELECTED = {
 
 
 def findings(changes: dict[str, Any], kind: str = "RayJob") -> list[str]:
-    """Problems of the job with other values in its specification; None takes a key away."""
+    """Findings of the job with other values in its specification; None takes a key away."""
     spec = copy.deepcopy(JOB["spec"]) | changes
     spec = {key: value for key, value in spec.items() if value is not None}
     if kind == "RayCronJob":
@@ -143,11 +143,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_a_broken_rule_is_one_line_that_names_the_key(change, words):
-    problems = findings(change)
-    assert any(words in line for line in problems), problems
-    assert all("\n" not in line for line in problems)
+    lines = findings(change)
+    assert any(words in line for line in lines), lines
+    assert all("\n" not in line for line in lines)
     inside = [line.replace("spec.jobTemplate.", "spec.") for line in findings(change, "RayCronJob")]
-    assert sorted(inside) == sorted(problems)
+    assert sorted(inside) == sorted(lines)
 
 
 def test_a_retry_needs_storage_that_outlives_a_cluster():
@@ -158,7 +158,7 @@ def test_a_retry_needs_storage_that_outlives_a_cluster():
 
 
 def clock(**spec: str) -> list[str]:
-    """Problems of a RayCronJob with these keys."""
+    """Findings of a RayCronJob with these keys."""
     document = {"apiVersion": "ray.io/v1", "kind": "RayCronJob", "metadata": {"name": "train"}}
     return lint_manifest(document | {"spec": {"schedule": "0 3 * * *", "jobTemplate": JOB["spec"]} | spec}, "f")
 

@@ -1,99 +1,23 @@
 """KubeRay manifests are checked offline: each bad one here is a small change to the repository's own."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kube.ray_service import CLUSTER, DELETE, HEAD, HEAD_POD, SERVICE, WORKER_POD, WORKERS, change_manifest, variable
 from processes.command_line import marl_ray
 
-from marl_ray.cluster.kuberay.manifests.rendering import render
-from marl_ray.cluster.lint.documents import embedded_serve_config, is_manifest, read_documents
-from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
-from marl_ray.cluster.lint.schemas import minimise, schemas
-from marl_ray.config.cluster import ClusterConfig
-from marl_ray.config.load import parse_config
-from marl_ray.errors import MarlRayError
+from marl_ray.cluster.lint.linter import lint_manifest
 
-PATH = Path(__file__).parents[4] / "cluster" / "kuberay" / "rayservice.yaml"
-DOCUMENTS = read_documents(PATH)
-SERVICE: dict[str, Any] = DOCUMENTS[0]
-CLUSTER = "spec.rayClusterConfig"
-HEAD, WORKERS = f"{CLUSTER}.headGroupSpec", f"{CLUSTER}.workerGroupSpecs.0"
-HEAD_POD, WORKER_POD = f"{HEAD}.template.spec", f"{WORKERS}.template.spec"
 OPTIONS = "spec.upgradeStrategy.clusterUpgradeOptions"
 OPEN = {"labels", "matchLabels", "rayStartParams", "requests", "limits", "annotations"}
 INCREMENTAL = {"gatewayClassName": "istio", "stepSizePercent": 10, "intervalSeconds": 30}
-DELETE = object()
-
-
-def change_manifest(*changes: tuple[str, Any], document: dict[str, Any] = SERVICE) -> dict[str, Any]:
-    """A manifest with values set (or deleted, or appended with `+` as the last part) at paths, parts apart by dots."""
-    data = json.loads(json.dumps(document))  # no part is shared, as YAML's anchors make it
-    for path, value in changes:
-        *parents, last = path.split(".")
-        node: Any = data
-        for part in parents:
-            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        if value is DELETE:
-            del node[last]
-        elif last == "+":
-            node.append(value)
-        else:
-            node[int(last) if isinstance(node, list) else last.replace("|", ".")] = value
-    return data
 
 
 def incremental(**options: Any) -> tuple[tuple[str, Any], ...]:
     strategy = {"type": "NewClusterWithIncrementalUpgrade", "clusterUpgradeOptions": INCREMENTAL | options}
     return (("spec.upgradeStrategy", strategy), (f"{CLUSTER}.enableInTreeAutoscaling", True))
-
-
-def variable(pod: str, name: str, value: str) -> tuple[str, Any]:
-    return (f"{pod}.containers.0.env.+", {"name": name, "value": value})
-
-
-def test_the_manifests_in_the_repository_are_good():
-    assert [document["kind"] for document in DOCUMENTS] == ["RayService", "PodDisruptionBudget", "NetworkPolicy"]
-    for document in DOCUMENTS:
-        assert is_manifest(document)
-        assert lint_manifest(document, "f.yaml") == []
-    assert replica_pods(SERVICE) == 3
-
-
-def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
-    labels = SERVICE["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
-    head = SERVICE["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["labels"]
-    _, budget, policy = DOCUMENTS
-    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert not budget["spec"]["selector"]["matchLabels"].items() <= head.items()
-    assert budget["spec"]["minAvailable"] < replica_pods(SERVICE)
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items() & head.items()
-
-
-def test_the_pods_written_by_hand_are_like_those_that_are_rendered():
-    """The same confinement, drain, memory and metrics; secrets and sizes are its own."""
-    config = {"name": "g", "image": "a/b:1", "groups": {"gateway": {"replicas": 3}}}
-    service = {"serve": {"applications": []}, "api_keys_secret": "marl-ray-api-keys"}
-    [rendered, *_] = render(parse_config(ClusterConfig, config | {"service": service}))
-    for pod, other in zip(pods(SERVICE), pods(rendered), strict=True):
-        assert pod["metadata"]["annotations"] == other["metadata"]["annotations"]
-        (container,), (expected,) = pod["spec"]["containers"], other["spec"]["containers"]
-        for key in ("securityContext", "lifecycle", "ports"):
-            assert container[key] == expected[key], key
-        for key in ("securityContext", "terminationGracePeriodSeconds", "automountServiceAccountToken"):
-            assert pod["spec"][key] == other["spec"][key], key
-        assert sorted(map(str, pod["spec"]["volumes"])) == sorted(map(str, other["spec"]["volumes"]))
-        assert sorted(map(str, container["volumeMounts"])) == sorted(map(str, expected["volumeMounts"]))
-        training = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
-        assert all(entry in container["env"] for entry in expected["env"] if entry["name"] != training)
-
-
-def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
-    cluster = service["spec"]["rayClusterConfig"]
-    return [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +133,7 @@ def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_mistake_is_one_line_with_its_path(change, finding):
     findings = [line.replace(": advice: ", ": ") for line in lint_manifest(change_manifest(change), "f.yaml")]
     # A pod's volumes are missed by each of its mounts.
-    assert len({problem.rpartition(": ")[2].split(", got")[0] for problem in findings}) == (finding is not None)
+    assert len({line.rpartition(": ")[2].split(", got")[0] for line in findings}) == (finding is not None)
     for mistake in findings:
         assert mistake.startswith("f.yaml: ")
         assert "\n" not in mistake
@@ -271,8 +195,8 @@ def test_rules_of_a_network_policy_are_for_what_it_denies(policy, finding):
 def test_a_network_policy_needs_groups_whose_names_may_be_part_of_its_own():
     group = (f"{WORKERS}.groupName", "Big_One")
     assert lint_manifest(change_manifest(group), "f.yaml") == []
-    problems = lint_manifest(change_manifest(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
-    assert problems[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
+    findings = lint_manifest(change_manifest(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
+    assert findings[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
 
 
 def closed_mappings(node: Any, path: str = "") -> Iterator[str]:
@@ -311,7 +235,7 @@ def test_other_kinds_with_a_ray_cluster_are_checked_too(kind, key):
     assert lint_manifest(document, "f.yaml") == []
     at = f"spec.{key}." if key else "spec."
     bad = change_manifest((f"{at}headGroupSpec.rayStartParams", {}), (f"{at}bogus", 1), document=document)
-    assert [problem.split(": ")[1] for problem in lint_manifest(bad, "f.yaml")] == [
+    assert [line.split(": ")[1] for line in lint_manifest(bad, "f.yaml")] == [
         f"{at}bogus",
         f"{at}headGroupSpec.rayStartParams.num-cpus",
     ]
@@ -319,64 +243,11 @@ def test_other_kinds_with_a_ray_cluster_are_checked_too(kind, key):
 
 def test_a_secret_in_a_file_is_a_finding_and_other_kinds_are_left_alone():
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "data": {"password": "aHVudGVyMg=="}}
-    (problem,) = lint_manifest(secret, "f.yaml")
-    assert problem.startswith("f.yaml: kind: expected no Secret with its data in a file")
+    (finding,) = lint_manifest(secret, "f.yaml")
+    assert finding.startswith("f.yaml: kind: expected no Secret with its data in a file")
     assert lint_manifest({"apiVersion": "v1", "kind": "ConfigMap", "anything": 1}, "f.yaml") == []
     assert lint_manifest([], "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got list"]
     assert lint_manifest(None, "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got nothing"]
-
-
-def test_a_head_with_cpus_may_run_replicas():
-    assert replica_pods(change_manifest((f"{HEAD}.rayStartParams", {}), (f"{WORKERS}.maxReplicas", 5))) == 6
-
-
-def test_the_serve_config_inside_is_plain_data():
-    assert embedded_serve_config(SERVICE)["applications"][0]["args"]["replicas"] == 3
-    assert embedded_serve_config(change_manifest(("spec.serveConfigV2", "a: ["))) is None
-    assert embedded_serve_config(DOCUMENTS[1]) is None
-
-
-def test_files_that_are_no_yaml_are_named(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_text("a: 1\n---\nb: [\n")
-    with pytest.raises(
-        MarlRayError, match=r"/x\.yaml: not valid YAML at line 4: expected the node content, but found '<stream end>'$"
-    ):
-        read_documents(path)
-    with pytest.raises(MarlRayError, match=r"/none\.yaml' cannot be read: No such file or directory$"):
-        read_documents(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("text", ["a: !!binary aGVsbG8=", "a: !!set {b}", "a: .nan", "a: &a [*a]"])
-def test_what_json_cannot_hold_is_refused(tmp_path, text):
-    path = tmp_path / "x.yaml"
-    path.write_text(text)
-    with pytest.raises(MarlRayError, match=r"x\.yaml: expected what JSON can hold: ") as caught:
-        read_documents(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_equal_parts_of_a_schema_are_stored_once():
-    part = {
-        "type": "object",
-        "description": "long",
-        "properties": {"name": {"type": "string"}, "kind": {"type": "string", "default": ""}},
-    } | {"required": ["name", "kind"]}
-    spec = {"type": "object", "properties": {"a": part, "b": {"type": "array", "items": part}}}
-    schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object"}, "metadata": {}}}
-    versions = [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]
-    small = minimise([{"spec": {"names": {"kind": "Thing"}, "versions": versions}}])
-    (name,) = (name for name, shared in small["$defs"].items() if shared.get("required") == ["name"])
-    reference = {"$ref": f"#/$defs/{name}"}
-    assert small["$defs"][name] == {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"type": "string"}, "kind": {"type": "string"}},
-        "additionalProperties": False,
-    }
-    thing = small["kinds"]["Thing"]["properties"]["spec"]["properties"]
-    assert thing == {"a": reference, "b": {"type": "array", "items": reference}}
-    assert "Apache License 2.0" in schemas()["$comment"]
 
 
 def test_what_runs_badly_is_advice_and_fails_only_strict_checks(tmp_path):

@@ -68,7 +68,7 @@ def test_an_episode_shows_observations_of_a_search():
     env.step(write("answer", answer=env.task.answer))
     assert env.rewards == {"seeker": 1.0}
     assert env.terminations == {"seeker": True}
-    metrics = {"pass": 1.0, "answered": 1.0, "calls": 1.0, "problems": 0.0, "turns": 2.0}
+    metrics = {"pass": 1.0, "answered": 1.0, "calls": 1.0, "failed_actions": 0.0, "turns": 2.0}
     info = env.infos["seeker"]
     assert (info["solved"], info["metrics"], info["cost"][0]) == (True, metrics, 0.0)
 
@@ -80,7 +80,7 @@ def test_a_wrong_answer_and_no_answer_earn_nothing():
     info = play(env, "I think.", write("serch", query="x"), search("x"), index=0)
     assert info == {
         "solved": False,
-        "metrics": {"pass": 0.0, "answered": 0.0, "calls": 1.0, "problems": 2.0, "turns": 3.0},
+        "metrics": {"pass": 0.0, "answered": 0.0, "calls": 1.0, "failed_actions": 2.0, "turns": 3.0},
     }
     assert env.rewards["agent"] == 0.0
 
@@ -162,7 +162,7 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments():
         for demonstration in episode:
             assert env.observe(demonstration.agent) == demonstration.prompt
             env.step(demonstration.response)
-        assert env.infos["agent"]["metrics"]["problems"] == 0.0
+        assert env.infos["agent"]["metrics"]["failed_actions"] == 0.0
         assert env.infos["agent"]["solved"]
     assert played == set(QUESTION_KINDS)
 

@@ -209,13 +209,13 @@ def test_all_mistakes_are_told_at_once():
     ],
 )
 def test_what_is_no_config_is_one_finding(data, finding):
-    (problem,) = lint_serve_config(data, "f.yaml")
-    assert problem.startswith(finding)
+    (line,) = lint_serve_config(data, "f.yaml")
+    assert line.startswith(finding)
 
 
 def test_a_yaml_alias_of_itself_is_a_finding():
-    (problem,) = lint_serve_config(yaml.safe_load("applications: &a [*a]"), "f.yaml")
-    assert problem.startswith("f.yaml: expected plain data: ")
+    (line,) = lint_serve_config(yaml.safe_load("applications: &a [*a]"), "f.yaml")
+    assert line.startswith("f.yaml: expected plain data: ")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_in_a_pod_other_things_are_wrong(path, value, finding):
     for part in parents:
         node = node[int(part)] if isinstance(node, list) else node[part]
     node[last] = value
-    assert [problem.removeprefix("f.yaml: ")[: len(finding)] for problem in findings(good)] == [finding]
+    assert [line.removeprefix("f.yaml: ")[: len(finding)] for line in findings(good)] == [finding]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "serve" / "configs").glob("*.yaml")), ids=lambda path: path.name)

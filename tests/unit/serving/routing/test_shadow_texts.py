@@ -80,7 +80,8 @@ async def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bund
 
 async def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monkeypatch):
     arm, free = TextBatcher(load_bundle(text_bundles["one"]), 4, 60.0), threading.Event()
-    monkeypatch.setattr(arm.model("writer"), "score", lambda *arguments: free.wait(60) and (1, -1.0))
+    expected, score = await arm.score("writer", [1], [2], "x"), arm.model("writer").score
+    monkeypatch.setattr(arm.model("writer"), "score", lambda *arguments: free.wait(60) and score(*arguments))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
     scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
     await asyncio.sleep(0)
@@ -90,7 +91,7 @@ async def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monke
         reply.leave()
         scores[3].cancel()  # as a copy's deadline does
         free.set()
-        assert await asyncio.gather(*scores[:3]) == [(1, -1.0)] * 3
+        assert await asyncio.gather(*scores[:3]) == [expected] * 3
         assert bool(piece.ids)
     finally:
         free.set()

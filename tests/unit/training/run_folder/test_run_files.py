@@ -1,9 +1,11 @@
 """The files that a run leaves in its folder: log, picture, the link to the best bundle. Metrics are in test_journal.py."""
 
+import contextlib
+import io
+import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
+from typing import TextIO
 
 import pytest
 from pyarrow import fs
@@ -80,19 +82,42 @@ def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_pa
     assert capsys.readouterr().err == "toy: 0.0 s  checking the run\ntoy: a note\n"
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError, OSError(28, "No space left on device"), ValueError("closed file")])
-def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path, error, monkeypatch):
+def pipe_without_reader() -> TextIO:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w", buffering=1)
+
+
+def full_disk() -> TextIO:
+    return Path("/dev/full").open("w", buffering=1)
+
+
+def closed_file() -> TextIO:
+    file = io.StringIO()
+    file.close()
+    return file
+
+
+@pytest.mark.parametrize(
+    ("stream_of", "error"),
+    [(pipe_without_reader, BrokenPipeError), (full_disk, OSError), (closed_file, ValueError)],
+)
+def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path, stream_of, error, monkeypatch):
     """`marl-ray train ... 2>&1 | head -1`, or with a log on a full disk."""
     (tmp_path / "toy").mkdir()
-    run = config(f"storage={tmp_path}")
+    run, stream = config(f"storage={tmp_path}"), stream_of()
+    with pytest.raises(error):
+        stream.write("a line\n")
     for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, SimpleNamespace(write=Mock(side_effect=error), isatty=lambda: False))
+        monkeypatch.setattr(sys, name, stream)
     with RunLog(run) as console:
         console.open()
         console.phase("registering the best bundle")
         console.say("a note")
     with ProgressBar(run, [].append) as progress:
         progress.show({"iteration": 6, "steps": 192})
+    with contextlib.suppress(error):
+        stream.close()
     lines = (tmp_path / "toy" / LOG_FILE).read_text().splitlines()
     assert [line.split("  ")[-1] for line in lines] == ["registering the best bundle", "a note"]
 

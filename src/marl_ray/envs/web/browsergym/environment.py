@@ -62,7 +62,7 @@ class BrowserGym(TextEnv):
     reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `solved`.
 
     Score: the reward of the last action, from 0 to 1. `infos[agent]["ending"]` is one of `page_ended`, `step_limit`,
-    `deadline` and `page_fault`. Metrics: `pass`, the score; `problems`, actions that could not be done.
+    `deadline` and `page_fault`. Metrics: `pass`, the score; `failed_actions`, those that could not be done.
     An instance has a process with its browsers from its first episode until `close`.
     """
 
@@ -107,7 +107,7 @@ class BrowserGym(TextEnv):
 
     @override
     def begin(self) -> None:
-        self._begun, self._problems, self._fault = time.monotonic(), 0, ""
+        self._begun, self._failed_actions, self._fault = time.monotonic(), 0, ""
         self._history: list[str] = []
         self._goal, page = "", {"page": "", "url": ""}
         try:
@@ -136,13 +136,13 @@ class BrowserGym(TextEnv):
         except BrowserError as error:
             self._process, ending, page = None, "page_fault", {"error": str(error)}
         note = page["error"]
-        self._problems += bool(note)
+        self._failed_actions += bool(note)
         self.spend(agent, calls=1.0, seconds=time.monotonic() - begun)
         self._history.append(text.strip().replace("\n", " ")[:200] + (f" ({note[:300]})" if note else ""))
         if not ending:
             self._ask(page)
             return
-        metrics = self.pay(action, {"pass": score, "problems": float(self._problems)})
+        metrics = self.pay(action, {"pass": score, "failed_actions": float(self._failed_actions)})
         self.finish(score == 1.0, metrics)
         self.infos[agent]["ending"] = ending
 

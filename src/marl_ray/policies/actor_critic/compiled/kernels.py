@@ -269,12 +269,12 @@ def policy_slopes(
             k = decisions[place]
             action, advantage = data.actions[k], data.advantages[k]
             if place == bounds[i] or len(allowed):  # decisions of one row differ in nothing else
-                most, total, entropy = F(-np.inf), F(0), 0.0
+                peak, total, entropy = F(-np.inf), F(0), 0.0
                 for j in range(count):
                     logs[j] = FORBIDDEN_LOGIT if len(allowed) and not allowed[k, j] else outputs[i, j]
-                    most = max(most, logs[j])
+                    peak = max(peak, logs[j])
                 for j in range(count):
-                    logs[j] -= most
+                    logs[j] -= peak
                     shares[j] = F(math.exp(logs[j]))
                     total += shares[j]
                 level = F(math.log(total))

@@ -59,13 +59,13 @@ def number_codes(
     `sizes` (K,) are the categories of every entry. Group g joins the entries from `groups[g]` to `groups[g + 1]`, and every
     combination that occurs there is a code.
     """
-    most, places = 1, 0
+    max_combinations, places = 1, 0
     for g in range(len(groups) - 1):
         combinations = 1
         for k in range(groups[g], groups[g + 1]):
             combinations *= sizes[k]
-        most = max(most, combinations)
-    code_of = np.empty(most, np.int32)
+        max_combinations = max(max_combinations, combinations)
+    code_of = np.empty(max_combinations, np.int32)
     parts = np.empty(len(firsts) * rows.shape[1], np.int32)
     bounds = np.zeros(len(firsts) * (len(groups) - 1) + 1, np.int64)
     count, filled = 0, 0

@@ -13,11 +13,11 @@ FORBIDDEN_LOGIT = F(-1e9)
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def normalize(row: np.ndarray) -> None:
     """Turn logits (A,) into log-probabilities, in place."""
-    most, total = row[0], F(0)
+    peak, total = row[0], F(0)
     for x in row:
-        most = max(most, x)
+        peak = max(peak, x)
     for j in range(len(row)):
-        row[j] -= most
+        row[j] -= peak
         total += F(math.exp(row[j]))
     for j in range(len(row)):
         row[j] -= F(math.log(total))

@@ -83,11 +83,13 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
         )
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
-        most = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-        if most is not None and context > most:
+        max_context = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if max_context is not None and context > max_context:
             raise MarlRayError(
-                f"{where}: model.context={context}: expected at most {most}, beyond which the positions of architecture "
-                f"{kind} (longrope) depend on the other prompts of a batch"
+                f"{where}: model.context={context}: expected at most {max_context}, beyond which the positions of "
+                f"architecture {kind} (longrope) depend on the other prompts of a batch"
             )
 
 

@@ -71,13 +71,13 @@ class JointWorkers:
         with_decisions = mask.any(1).nonzero()[:, 0]
         sizes = self._every(torch.tensor([[len(with_decisions), prompts.shape[1], mask.shape[1]]], device=mask.device))
         counts = sizes[:, 0].tolist()
-        most, width, steps = sizes.amax(0).tolist()
-        own_rows = prompts.new_zeros(most, width + 2 * steps)
+        max_rows, width, steps = sizes.amax(0).tolist()
+        own_rows = prompts.new_zeros(max_rows, width + 2 * steps)
         own_rows[:, :width] = -1
         own_rows[: len(with_decisions), width - prompts.shape[1] : width] = prompts[with_decisions]
         own_rows[: len(with_decisions), width : width + mask.shape[1]] = responses[with_decisions]
         own_rows[: len(with_decisions), width + steps : width + steps + mask.shape[1]] = mask[with_decisions]
-        parts = self._every(own_rows).split(most) if most else ()
+        parts = self._every(own_rows).split(max_rows) if max_rows else ()
         every = torch.cat([own_rows[:0], *(part[:count] for part, count in zip(parts, counts, strict=False))])
         all_prompts, answers, decided = every.split([width, steps, steps], 1)
         return JointRows(all_prompts, answers, decided.bool(), sum(counts[: self.number]), with_decisions)

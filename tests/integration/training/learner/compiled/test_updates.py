@@ -13,7 +13,7 @@ from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.compiled import kernels
 from marl_ray.training.checkpoints.manifest import FORMAT
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner import gradient_epochs, policy_update
+from marl_ray.training.learner import gradient_epochs
 from marl_ray.training.learner.compiled import epochs
 from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.training.learner.preparation.prepare import prepare_batch
@@ -63,15 +63,20 @@ def config_of(case: dict[str, Any], **resources: int) -> RunConfig:
 
 def train(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     """Metrics of some iterations, and the weights after them."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not compiled:
-            patch.setattr(policy_update, "reason_for_torch", lambda policy: "it is the reference")
-        run = Run(config, torch.device("cpu"))
-        rows = [run.step() for _ in range(iterations)]
-        assert [learner.is_compiled for learner in run.team.learners.values()] == [compiled]
-        weights = [parameter.numpy().copy() for parameter in run.team.models["all"].parameters()]
-        run.close()
+    run = run_of(config, compiled)
+    rows = [run.step() for _ in range(iterations)]
+    assert [learner.is_compiled for learner in run.team.learners.values()] == [compiled]
+    weights = [parameter.numpy().copy() for parameter in run.team.models["all"].parameters()]
+    run.close()
     return rows, weights
+
+
+def run_of(config: RunConfig, compiled: bool) -> Run:
+    """A run of compiled code, or of torch as the reference, which its learners are told to use."""
+    run = Run(config, torch.device("cpu"))
+    for learner in run.team.learners.values():
+        learner.refusal = "" if compiled else "torch is the reference"
+    return run
 
 
 def assert_close(actual: tuple[Any, Any], reference: tuple[Any, Any]) -> None:
@@ -143,13 +148,10 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
     config = short("happo", "env={id: mpe2.simple_tag_v3}", teams, "hyper.lr=0.01")
 
     def rows(compiled: bool) -> list[dict[str, float]]:
-        with pytest.MonkeyPatch.context() as patch:
-            if not compiled:
-                patch.setattr(policy_update, "reason_for_torch", lambda policy: "it is the reference")
-            run = Run(config, torch.device("cpu"))
-            metrics = [run.step() for _ in range(3)]
-            assert [learner.is_compiled for learner in run.team.learners.values()] == [compiled] * 2
-            run.close()
+        run = run_of(config, compiled)
+        metrics = [run.step() for _ in range(3)]
+        assert [learner.is_compiled for learner in run.team.learners.values()] == [compiled] * 2
+        run.close()
         return metrics
 
     with process_group():

@@ -86,12 +86,12 @@ def test_a_dry_run_refuses_a_model_without_weights_or_with_too_few_tokens(tmp_pa
     byte_tokenizer(32).save_pretrained(tmp_path)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     run_config = config(f"storage={tmp_path}/runs", f"team.speaker.model={{path: {tmp_path}, context: 32}}")
-    for tokens, problem in (
+    for tokens, message in (
         (200, "its tokenizer has 259 tokens, it has 200"),
         (259, "has no weights: expected one of"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": tokens, **sizes}))
-        with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}':? {problem}"):
+        with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}':? {message}"):
             check_run(run_config)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
     check_run(run_config)

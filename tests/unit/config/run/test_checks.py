@@ -7,13 +7,7 @@ import re
 import pytest
 from toy_runs.run_configs import language, refusal
 
-from marl_ray.config import (
-    SPECS,
-    HyperParameters,
-    RunConfig,
-    config_hash,
-    parse_config,
-)
+from marl_ray.config import SPECS, HyperParameters, RunConfig, config_hash, parse_config
 from marl_ray.config.run import checks
 from marl_ray.config.run.config import CHECKS
 from marl_ray.errors import MarlRayError
@@ -32,6 +26,12 @@ def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
         parse_config(RunConfig, {"name": "r", "env": {"id": "e"}, "team": {"x": {"hyper": hyper}}})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_is_not_read_names_the_command_that_lists_the_others():
+    assert refusal("hyper.pid_kp=5").endswith(
+        "mappo does not read it; see what is read with `marl-ray algorithms mappo`"
+    )
 
 
 COST = ["constraints=[{budget: 4}]"]

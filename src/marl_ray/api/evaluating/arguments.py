@@ -1,4 +1,4 @@
-"""Options of `marl_ray.evaluate`: their types, and the records that an evaluation takes them in."""
+"""Arguments of `marl_ray.evaluate`: their types, and the records of `evaluation/options.py` that are made of them."""
 
 import dataclasses
 import math

@@ -14,7 +14,7 @@ class NeedyHyper(HyperParameters):
 
 
 @pytest.mark.parametrize(
-    ("keys", "problem"),
+    ("keys", "message"),
     [
         ({"keys": ("bogus",)}, "'bogus' is no field of HyperParameters"),
         ({"hyper": NeedyHyper}, "shift: every key needs a default"),
@@ -22,7 +22,7 @@ class NeedyHyper(HyperParameters):
         ({"defaults": {"clip": 0.3, "clip_high": 0.2}}, "defaults: clip_high=0.2 must not be below clip=0.3"),
     ],
 )
-def test_a_spec_that_cannot_be_is_refused_in_one_line_that_says_what_is_wrong(keys, problem):
+def test_a_spec_that_cannot_be_is_refused_in_one_line_that_says_what_is_wrong(keys, message):
     with pytest.raises(MarlRayError) as caught:
         AlgorithmSpec("Mine", "-", **keys)
-    assert str(caught.value) == f"AlgorithmSpec 'Mine': {problem}"
+    assert str(caught.value) == f"AlgorithmSpec 'Mine': {message}"

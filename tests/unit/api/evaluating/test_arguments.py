@@ -1,4 +1,4 @@
-"""Options of `marl_ray.evaluate`: their types, and the places that list them."""
+"""Arguments of `marl_ray.evaluate`: their types, and the places that list them."""
 
 import dataclasses
 import inspect
@@ -11,8 +11,8 @@ import pytest
 from typer.models import OptionInfo
 
 import marl_ray
-from marl_ray.api.evaluate_options import OPTIONS, convert_options
-from marl_ray.api.evaluating import SandboxLevel, ScoringMode
+from marl_ray.api.evaluating.arguments import OPTIONS, convert_options
+from marl_ray.api.evaluating.call import SandboxLevel, ScoringMode
 from marl_ray.cli.evaluation import evaluate as command
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import AnswerKind

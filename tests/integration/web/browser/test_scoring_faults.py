@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from servers.http_server import serving_http
-from servers.little_site import LittleSite, little_site, web_record
+from servers.little_site import web_record
 from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.envs.web.webarena.environment import WebArena
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.slow
 AUTHOR = "func:shopping_get_sku_latest_review_author('B1')"
 RATING = "func:shopping_get_sku_latest_review_rating('B1')"
 REVIEWS = [{"nickname": "Ada", "ratings": [{"percent": 20}]}, {"nickname": "Bo", "ratings": [{"percent": 80}]}]
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[LittleSite]:
-    with little_site() as running:
-        yield running
 
 
 def page_check(locator: str, *texts: str, url: str = "last") -> dict[str, Any]:
