@@ -37,7 +37,7 @@ class SeedGroup:
     """Runs that differ in their seed alone, each seed once."""
 
     label: str
-    """Name of the run, or of the first one and the algorithm."""
+    """Name of the run, or that of the first one and the number of the others."""
     runs: list[RunCurve]
     score: Score | None
     """That of a single run; of several the mean over seeds, with Student's 95 % interval."""
