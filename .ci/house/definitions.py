@@ -16,8 +16,23 @@ ENTERED = {"versions", "sandboxed"}
 """Folders with names that no code of ours reads: migrations, and programs that are sent into the sandbox."""
 MAX_TEXT = 200
 """Characters of the texts that may name a part, or a type; longer ones are prose."""
-MAX_ANY = 740
-"""Maximum number of times that the product says Any: it is lowered with them, and not raised."""
+MAX_ANY = {
+    "config": 19,
+    "conformance": 27,
+    "envs": 144,
+    "evaluation": 34,
+    "experiments": 47,
+    "policies": 102,
+    "ray_seams": 27,
+    "rollout": 26,
+    "sandbox": 56,
+    "serving": 84,
+    "training": 75,
+    "tuning": 30,
+}
+"""Package -> maximum number of times that it says Any. A number is lowered with them, and not raised."""
+MAX_ANY_ELSEWHERE = 15
+"""The same for each other package."""
 
 
 def types_of_one_name(files: list[SourceFile]) -> Iterator[Finding]:
@@ -46,13 +61,18 @@ def type_names(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def any_types(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the file of the product that says Any most often, if the product says it too often."""
-    counts = {name: sum(name_of(node) == "Any" for node in file.nodes) for name, file in product(files).items()}
-    if (count := sum(counts.values())) > MAX_ANY:
-        instead = "name the type, JSON's of json_types.py, or object for what is passed on or checked"
-        yield product(files)[max(counts, key=counts.__getitem__)].finding(
-            None, f"the product says Any {count} times, expected {MAX_ANY} at most: {instead}"
-        )
+    """Yield the file that says Any most often of each package that says it too often."""
+    counts: dict[str, dict[str, int]] = {}
+    for name, file in product(files).items():
+        package = name.split(".")[1] if "." in name else name
+        counts.setdefault(package, {})[name] = sum(name_of(node) == "Any" for node in file.nodes)
+    for package, by_module in counts.items():
+        count, limit = sum(by_module.values()), MAX_ANY.get(package, MAX_ANY_ELSEWHERE)
+        if count > limit:
+            instead = "name the type, JSON's of json_types.py, or object for what is passed on or checked"
+            yield product(files)[max(by_module, key=by_module.__getitem__)].finding(
+                None, f"{package} says Any {count} times, expected {limit} at most: {instead}"
+            )
 
 
 def unread_names(files: list[SourceFile], pages: list[Path]) -> Iterator[Finding]:

@@ -68,7 +68,7 @@ def compare(
     environment, or that does not have the metric, and a FieldError that names an argument of a wrong type.
     """
     from marl_ray.api.training import TrainedRun
-    from marl_ray.runs.comparison import compare as compare_stored
+    from marl_ray.runs.comparison import group_by_seed
     from marl_ray.runs.stored import find_run
 
     is_list = isinstance(runs, Sequence) and not isinstance(runs, str)
@@ -82,7 +82,7 @@ def compare(
         (run.name, run.config.storage) if isinstance(run, TrainedRun) else (str(run), str(storage)) for run in runs
     ]
     stored_runs = [find_run(name, run_storage) for name, run_storage in places]
-    groups = compare_stored(stored_runs, metric)
+    groups = group_by_seed(stored_runs, metric)
     return RunComparison(groups[0].runs[0].metric, groups, stored_runs[0].config["env"]["id"])
 
 

@@ -181,7 +181,7 @@ def apply(
 def status(resource: ResourceName, context: Context = None, namespace: Namespace = None, as_json: Json = False) -> None:
     """Show the state of a resource.
 
-    The exit status is 1 if it has failed or is not there.
+    The exit status is 1 if it has failed or is not there. A RayJob whose program has failed gives the program's own.
     """
     from marl_ray.cluster.kuberay.client.watching import view_now
     from marl_ray.cluster.kuberay.state.resource import resource_state
@@ -205,7 +205,8 @@ def wait(
 ) -> None:
     """Wait until a resource is ready.
 
-    A RayJob is ready when it has succeeded. The exit status is 1 if it fails, and 124 at the deadline.
+    A RayJob is ready when it has succeeded. The exit status is 1 if it fails, or its program's own if that has
+    failed, and 124 at the deadline.
     """
     from marl_ray.cluster.kuberay.client.waiting import DEFAULT_GOALS
     from marl_ray.cluster.kuberay.client.waiting import wait as wait_for

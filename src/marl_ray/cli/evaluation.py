@@ -237,7 +237,12 @@ def aggregate(
     """Average a score over several evaluations, with its interval."""
     from marl_ray.evaluation.scoring.report import aggregate as combine
 
-    weights = dict(_parse_weighted_folder(text) for text in folders)
+    weights: dict[Path, float] = {}
+    for text in folders:
+        folder, weight = _parse_weighted_folder(text)
+        if folder in weights:
+            raise MarlRayError(f"{text!r}: expected each folder once, {folder} is given twice")
+        weights[folder] = weight
     total, parts = combine(weights, number, mode)
     document = {"number": number, "mode": mode, "value": total.value, "low": total.low, "high": total.high}
     document["parts"] = [{"variant": name, "value": value, "weight": weight} for name, (value, weight) in parts.items()]

@@ -37,7 +37,7 @@ class SeedGroup:
     """Runs that differ in their seed alone, each seed once."""
 
     label: str
-    """Name of the run, or of the first one and the algorithm."""
+    """Name of the run, or that of the first one and the number of the others."""
     runs: list[RunCurve]
     score: Score | None
     """That of a single run; of several the mean over seeds, with Student's 95 % interval."""
@@ -45,7 +45,7 @@ class SeedGroup:
     """Given keys of the config in which the compared groups differ -> this group's value; None where it has the default."""
 
 
-def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
+def group_by_seed(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
     """Return the curves of runs by a metric, in groups of those that differ in their seed alone.
 
     By a return the best score is first; by another metric, of which nobody knows if more is better, the groups are as

@@ -176,8 +176,10 @@ def test_the_folder_of_another_benchmark_is_refused_and_kept(scored):
 
 
 def test_weighted_means_over_evaluations(scored, tmp_path):
-    done = marl_ray("aggregate", f"{scored}=3", str(scored))
-    assert done.returncode == 0 and "0.5833  (" in done.stdout
+    done = marl_ray("aggregate", f"{scored}=3")
+    assert done.returncode == 0 and "0.5833  (" in done.stdout and "weight 3" in done.stdout
+    done = marl_ray("aggregate", f"{scored}=inf", f"{scored}=1")
+    assert done.returncode == 2 and f"expected each folder once, {scored} is given twice" in done.stderr
     done = marl_ray("aggregate", str(scored), "--json")
     document = json.loads(done.stdout)
     assert set(document) == keys_of("aggregate") and document["low"] < document["value"] < document["high"]

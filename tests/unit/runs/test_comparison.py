@@ -8,7 +8,7 @@ from toy_runs.runs import store_run
 
 import marl_ray as api
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.comparison import compare, student_interval
+from marl_ray.runs.comparison import group_by_seed, student_interval
 from marl_ray.runs.plot import group_line, legend_line, legend_title
 from marl_ray.runs.stored import find_run
 
@@ -33,7 +33,7 @@ def test_runs_are_compared_by_seeds(storage):
 def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage):
     store_run(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
     store_run(storage, "again", "seed=1", score=2.0)
-    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
+    groups = group_by_seed([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
     assert sorted(sorted(curve.name for curve in group.runs) for group in groups) == [
         ["again"],
         ["first", "second"],
@@ -51,7 +51,7 @@ def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage):
 
 def test_the_legend_is_below_the_axes_and_short(storage):
     store_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
-    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
+    groups = group_by_seed([find_run(name, str(storage)) for name in ("first", "second", "fast")])
     assert [legend_line(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
     assert legend_title(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
     assert legend_title(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
@@ -60,7 +60,7 @@ def test_the_legend_is_below_the_axes_and_short(storage):
 def test_what_differs_is_in_the_line_of_a_group(storage):
     store_run(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]
-    first, fast = compare(runs)
+    first, fast = group_by_seed(runs)
     assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
     assert fast.differences == {"hyper.lr": 10, "train.horizon": 16}
     assert group_line(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"

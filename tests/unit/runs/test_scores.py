@@ -3,7 +3,7 @@
 import pytest
 from toy_runs.runs import config
 
-from marl_ray.runs.comparison import compare
+from marl_ray.runs.comparison import group_by_seed
 from marl_ray.runs.stored import find_run
 from marl_ray.runs.summary import Score, details_of
 from marl_ray.training.checkpoints.index import checkpoint_name
@@ -40,4 +40,4 @@ def test_a_killed_run_has_the_score_of_its_last_complete_bundle(tmp_path, publis
             publish(local_stored_folder(place), manifest)
     run = find_run("killed", str(tmp_path))
     assert details_of(run).summary.score == score
-    assert compare([run])[0].score == score
+    assert group_by_seed([run])[0].score == score

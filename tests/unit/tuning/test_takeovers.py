@@ -49,6 +49,21 @@ def test_a_takeover_is_copied_and_said_once(waiting):
     assert lines == ["trial 0001 takes over 0000 at 250 steps: lr=0.03"]
 
 
+@pytest.mark.parametrize(
+    ("number", "state", "reason"),
+    [
+        (0, "{bad", "/s/trials/0000/trial.json is not the state of a trial: "),
+        (1, "{bad", "/s/trials/0001/trial.json is not the state of a trial: "),
+        (0, "{}", "/s/trials/0000/trial.json names no checkpoint"),
+    ],
+)
+def test_a_damaged_state_fails_the_recipient_alone(waiting, number, state, reason):
+    config, records = waiting
+    trial_folder(config.storage, config.name, number).write("trial.json", state.encode())
+    failures = copy_weights(config, records, VERDICTS, print)
+    assert failures.keys() == {1} and failures[1].startswith(f"exploit of trial 0000: {config.storage}{reason}")
+
+
 def test_a_trial_whose_folder_cannot_be_written_fails_with_the_reason_and_the_others_go_on(waiting, tmp_path):
     config, records = waiting
     Path(trial_folder(config.storage, config.name, 1).path).write_text("a file stands where the folder is to be")

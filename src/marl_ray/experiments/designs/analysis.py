@@ -65,7 +65,7 @@ class Comparison:
     """Bounds of the difference that hold at every look, where the metric has bounds."""
 
 
-def compare(
+def compare_arms(
     units: Units, metrics: Sequence[str], treatments: Sequence[str], control: str, alpha: float, covariate: str | None
 ) -> list[Comparison]:
     """Compare each treatment with the control by two-sided Welch tests at level `alpha`, within epochs.
@@ -106,7 +106,7 @@ def covariate_imbalance(units: Units, covariate: str, treatments: Sequence[str],
 
     A small one says that the treatment moved the covariate: then it is not from before the exposure, and CUPED is wrong.
     """
-    rows = compare(units, [covariate], treatments, control, 0.05, None)
+    rows = compare_arms(units, [covariate], treatments, control, 0.05, None)
     return {row.arm: row.test.p_value for row in rows}
 
 

@@ -13,7 +13,7 @@ from marl_ray.experiments.designs.analysis import (
     IMBALANCE_LEVEL,
     Comparison,
     adjust_for_number,
-    compare,
+    compare_arms,
     covariate_imbalance,
 )
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
@@ -173,7 +173,7 @@ def analyse(
                 # A ratio's parts have lines of their own if they are asked for.
                 values = units.values.get(metric, np.empty(0))
                 notes += _missing_notes(metric, int(np.isnan(values).sum()), len(values), config)
-            rows = compare(units, reported_metrics, plan.treatments, plan.control, level, covariate)
+            rows = compare_arms(units, reported_metrics, plan.treatments, plan.control, level, covariate)
             rows = _add_exact_bounds(stores.evidence, record, config, rows, level)
             if covariate is not None:
                 for arm, p in covariate_imbalance(units, covariate, plan.treatments, plan.control).items():

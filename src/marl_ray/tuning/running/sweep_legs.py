@@ -132,8 +132,8 @@ def copy_weights(
     """Copy the donors' checkpoints and bundles into the folders of the trials that take them over.
 
     All of these trials wait, so no process writes there. `say` gets a line about each takeover. Returns the reason, such
-    as a full disk, of each trial that could not take over its donor's weights, by its number; its folder may hold a part
-    of the donor's bundles.
+    as a full disk or a damaged file, of each trial that could not take over its donor's weights, by its number; its
+    folder may hold a part of the donor's bundles.
     """
     failures: dict[int, str] = {}
     for number, exploit in verdicts.exploits.items():
@@ -141,7 +141,7 @@ def copy_weights(
         target, source = (trial_folder(config.storage, config.name, each) for each in (number, exploit.donor))
         try:
             is_new = take_over(target, source, Takeover(at, exploit.donor, dict(exploit.values)))
-        except OSError as error:
+        except (OSError, MarlRayError) as error:
             failures[number] = f"exploit of trial {exploit.donor:04d}: {one_line(error)}"
             continue
         if is_new:

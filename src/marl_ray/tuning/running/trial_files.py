@@ -112,13 +112,17 @@ def is_takeover(name: str) -> bool:
 def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
     """Copy the donor's newest checkpoint and its bundles into a trial's folder.
 
-    Returns False if a driver that was killed has done so before. Raises OSError.
+    Returns False if a driver that was killed has done so before. Raises OSError, and MarlRayError where a folder's state
+    is damaged or the donor has no checkpoint.
     """
     state = read_state(folder)
     if any(exploit.at == takeover.at for exploit in state.exploits):
         return False
+    checkpoints = read_state(donor).checkpoints
+    if not checkpoints:
+        raise MarlRayError(f"{donor.uri}/{STATE_FILE} names no checkpoint")
     name = f"{TAKEOVER_PREFIX}{takeover.at}"
-    folder.copy_from(donor, read_state(donor).checkpoints[-1], name)
+    folder.copy_from(donor, checkpoints[-1], name)
     if donor.exists("bundles"):
         folder.copy_from(donor, "bundles", "bundles")
     state.checkpoints.append(name)

@@ -19,7 +19,7 @@ from marl_ray.cli import main
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
-from marl_ray.experiments.designs.analysis import Units, compare, covariate_imbalance
+from marl_ray.experiments.designs.analysis import Units, compare_arms, covariate_imbalance
 from marl_ray.experiments.designs.planning import sample_sizes
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import judge_harm
@@ -44,7 +44,7 @@ def draw_units(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
 def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
     units = draw_units()
     first, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
-    (row,) = compare(units, ["outcome"], ["b"], "a", 0.1, "skill")
+    (row,) = compare_arms(units, ["outcome"], ["b"], "a", 0.1, "skill")
     oracle = stats.ttest_ind(first, other, equal_var=False)
     assert row.test.p_value == pytest.approx(oracle.pvalue)
     low, high = oracle.confidence_interval(0.9)
@@ -61,7 +61,7 @@ def test_epochs_are_compared_within_themselves():
     units = draw_units(1_800, epochs=3)
     first, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
     assert first.mean() < other.mean()
-    (row,) = compare(units, ["outcome"], ["b"], "a", 0.05, "skill")
+    (row,) = compare_arms(units, ["outcome"], ["b"], "a", 0.05, "skill")
     assert row.test.difference.low < 0.3 < row.test.difference.high
     assert row.adjusted.test.difference.low > 0
 
@@ -69,13 +69,13 @@ def test_epochs_are_compared_within_themselves():
 def test_a_covariate_that_units_lack_leaves_their_outcomes_alone():
     units = draw_units()
     partly = dict(units.values) | {"skill": np.where(np.arange(900) % 3 == 0, math.nan, units.values["skill"])}
-    (row,) = compare(Units(units.arms, units.epochs, partly), ["outcome"], ["b"], "a", 0.05, "skill")
+    (row,) = compare_arms(Units(units.arms, units.epochs, partly), ["outcome"], ["b"], "a", 0.05, "skill")
     assert 0.25 < row.adjusted.removed < 0.6
     assert row.adjusted.test.difference.low < 0.3 < row.adjusted.test.difference.high
 
 
 def test_ratios_and_holm_over_everything():
-    rows = compare(draw_units(), ["outcome", "errors/steps", "steps"], ["b"], "a", 0.05, None)
+    rows = compare_arms(draw_units(), ["outcome", "errors/steps", "steps"], ["b"], "a", 0.05, None)
     ratio = next(row for row in rows if row.metric == "errors/steps")
     assert (ratio.treatment.mean, ratio.control.mean) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
     assert ratio.test.p_value < 1e-6
@@ -83,7 +83,7 @@ def test_ratios_and_holm_over_everything():
         assert row.test.p_value <= row.holm <= min(1, 3 * row.test.p_value) or row.holm >= ratio.holm
     for metric, covariate in (("nothing", None), ("unknown", None), ("outcome", "unknown"), ("errors/unknown", None)):
         with pytest.raises(MarlRayError, match=r"metric: no judged unit has .*expected one of errors, outcome"):
-            compare(draw_units(), [metric], ["b"], "a", 0.05, covariate)
+            compare_arms(draw_units(), [metric], ["b"], "a", 0.05, covariate)
 
 
 @pytest.mark.parametrize("effect", [0.3, 0.6])
@@ -127,7 +127,7 @@ def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ra
     both = Units(units.arms, units.epochs, {"errors": np.abs(units.values["outcome"]), "steps": steps})
     first = units.epochs == 1
     alone = Units(units.arms[first], units.epochs[first], {name: column[first] for name, column in both.values.items()})
-    rows = [compare(table, ["errors/steps"], ["b"], "a", 0.05, None)[0] for table in (both, alone)]
+    rows = [compare_arms(table, ["errors/steps"], ["b"], "a", 0.05, None)[0] for table in (both, alone)]
     assert rows[0].test == rows[1].test
 
 
