@@ -16,6 +16,7 @@ from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current_experiment, draining_experiments, remembering_experiment
 from marl_ray.serving.routing.experiment.assignment_rules import UnitArm
+from marl_ray.serving.routing.experiment.held_arms import HeldArms
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
@@ -33,6 +34,8 @@ class SessionArm(NamedTuple):
     """A session and the arm that it is assigned to; `expose` records that it has met the arm."""
 
     router: Router
+    arms: HeldArms
+    """The arms that answer the request, as they were loaded when it was assigned."""
     session: str
     unit_arm: UnitArm
     is_unit: bool
@@ -119,13 +122,12 @@ class Assigner:
                 has_met = await self._have_met(others, session)
                 router = next((candidate for candidate, has in zip(others, has_met, strict=True) if has), router)
         if forced is not None:
-            if forced not in router.arms:
+            arms = router.arms
+            if forced not in arms:
                 reason = "not loaded here" if forced in router.config.arms else "unknown"
-                message = f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}"
-                raise InvalidRequestError(message, "x-arm")
-            return SessionArm(
-                router, session, UnitArm(Assignment(forced, router.rules.state.epoch, 1.0)), is_unit=False
-            )
+                raise InvalidRequestError(f"{forced!r} is {reason}{did_you_mean(forced, arms)}", "x-arm")
+            unit_arm = UnitArm(Assignment(forced, arms.state.epoch, 1.0))
+            return SessionArm(router, arms, session, unit_arm, is_unit=False)
         holdout = self._is_held_out(router, session, cluster_id)
         rules = router.rules
         is_unit = rules.is_in_share(session, cluster_id)
@@ -137,10 +139,10 @@ class Assigner:
             is_unit = (await self._have_met([router], session))[0]
         if is_unit:
             unit_arm = router.known_arm(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
-            return SessionArm(router, session, unit_arm, is_unit=True)
+            return SessionArm(router, router.arms, session, unit_arm, is_unit=True)
         rules = router.rules  # again, because they may have changed during a lookup
         outside = rules.control_assignment if holdout else rules.production_assignment
-        return SessionArm(router, session, UnitArm(outside), is_unit=False, holdout=holdout)
+        return SessionArm(router, router.arms, session, UnitArm(outside), is_unit=False, holdout=holdout)
 
     def expose(self, session_arm: SessionArm) -> Assignment:
         """Record the exposure before the pass, because a session has met its arm even if the arm then fails."""

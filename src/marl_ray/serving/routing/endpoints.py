@@ -58,8 +58,9 @@ class Endpoints:
     def drop_arms(self, router: Router, arms: Collection[str]) -> list[Arm | TextArm]:
         """Let an experiment answer with these arms no longer, and return those that it had, for the caller to close."""
         with self._changing:
-            dropped = [part for arm, part in router.arms.items() if arm in arms]
-            router.hold({arm: part for arm, part in router.arms.items() if arm not in arms})
+            held = router.arms
+            dropped = [arm for name, arm in held.items() if name in arms]
+            router.hold({name: arm for name, arm in held.items() if name not in arms})
             self._note_acting()
         return dropped
 

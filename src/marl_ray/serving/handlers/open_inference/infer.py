@@ -44,7 +44,7 @@ async def infer(service: Service, request: Request) -> Response:
         raise RequestError(400, "inference-header-content-length", BINARY_REFUSAL)
     data = await request.read_object(INFER_FIELDS)
     router = newest(service, request)
-    bundle = actor_critics(router)
+    bundle = actor_critics(router.arms)
     number, parameters = data.get("id"), _read_parameters("parameters", data)
     if number is not None and not isinstance(number, str):
         raise RequestError(400, "id", "expected a text")
@@ -64,18 +64,20 @@ async def infer(service: Service, request: Request) -> Response:
     act_fields["action_masks"] = {
         agent: _parse_mask(inputs[agent + MASK_SUFFIX]) for agent in _list_agents(inputs, tensors, MASK_SUFFIX)
     }
-    act_answer = await answer_act(service, request, act_fields | {"experiment": request.path_params["name"]})
+    answered_act = await answer_act(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
-    for agent, action in act_answer["actions"].items():
-        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, act_answer["log_probs"][agent])):
+    log_probs = answered_act.body["log_probs"]
+    for agent, action in answered_act.body["actions"].items():
+        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, log_probs[agent])):
             if name in requested_outputs:
                 flat = np.asarray(value).reshape(-1).tolist()
                 outputs.append(all_outputs[name].describe(name) | {"data": flat})
-    arms = service.endpoints.routers[act_answer["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
-        "model_version": arms[act_answer["arm"]].bundle.digest[:DIGEST_DIGITS],
-        "parameters": {name: value for name, value in act_answer.items() if name not in ("actions", "log_probs")},
+        "model_version": answered_act.digest[:DIGEST_DIGITS],
+        "parameters": {
+            name: value for name, value in answered_act.body.items() if name not in ("actions", "log_probs")
+        },
         "outputs": outputs,
     }
     return Response(orjson.dumps(body | ({"id": number} if number is not None else {})))

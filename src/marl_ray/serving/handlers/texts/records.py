@@ -57,9 +57,9 @@ def log_text(
 
 
 def shadow_text(router: Router, request: TextRequest, response: WrittenResponse) -> None:
-    """Send copies of the request to the shadows."""
+    """Send copies of the request to the shadows that are loaded now, after the answer."""
     arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
-    for shadow in router.rules.state.shadows:
+    for shadow in arms.state.shadows:
         text_arm = arms.get(shadow)
         if text_arm is not None and is_text(text_arm.bundle):
             router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)

@@ -65,9 +65,7 @@ class TextResponseWriter:
         """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
-        keeps_chunks = session_arm.is_unit and (
-            service.acts is not None or bool(session_arm.router.rules.state.shadows)
-        )
+        keeps_chunks = session_arm.is_unit and (service.acts is not None or bool(session_arm.arms.state.shadows))
         self._chunks: list[ResponseChunk] | None = [] if keeps_chunks else None
         """All chunks so far, kept for the log and for shadows; None if neither needs them."""
 
@@ -102,7 +100,7 @@ class TextResponseWriter:
 
     async def _begin_with_arm(self, arm: str) -> None:
         """Let this arm begin the response."""
-        text_arm = self._session_arm.router.arms.writer(arm)
+        text_arm = self._session_arm.arms.writer(arm)
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
@@ -112,13 +110,11 @@ class TextResponseWriter:
             raise
 
     def _attempts(self) -> Attempts:
-        return self._service.failures.attempts(
-            self._session_arm.router, self._session_arm.session, self._assignment.arm
-        )
+        return self._service.failures.attempts(self._session_arm, self._assignment.arm)
 
     async def _try_arm(self, arm: str) -> None:
         """Let this arm begin a response, and drop it."""
-        reply = self._session_arm.router.arms.writer(arm).write(self._request)
+        reply = self._session_arm.arms.writer(arm).write(self._request)
         try:
             await reply.next()
         finally:

@@ -49,16 +49,12 @@ class Router:
         self.rules = self._rules_of(state)
         """The state that the store last reported, and how it assigns; `follow` replaces them."""
         self.arms = HeldArms(config, arms, state)
-        """The arms that are loaded here; `hold` and `follow` replace them."""
-        self.digests = self.arms.digests()
-        """Arm -> digest of its bundle, also of an arm that was dropped while requests to it were under way."""
+        """The arms that are loaded here; `hold` and `follow` replace them. A request reads them once."""
 
     def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
         """Answer with these arms from now on."""
         with self._swapping:
-            held_arms = HeldArms(self.config, arms, self.rules.state)
-            self.digests |= held_arms.digests()
-            self.arms = held_arms
+            self.arms = HeldArms(self.config, arms, self.rules.state)
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on. Raises ValueError if it has `unknown_arms`.
@@ -88,8 +84,8 @@ class Router:
     @property
     def is_ready(self) -> bool:
         """True if every arm that gets traffic is answered for."""
-        arms, state = self.arms, self.rules.state
-        return all(arms.answering_arms(arm) for arm, weight in state.weights.items() if weight > 0)
+        arms = self.arms
+        return all(arms.answering_arms(arm) for arm, weight in arms.state.weights.items() if weight > 0)
 
     def known_arm(self, unit: str, cluster_id: str | None) -> UnitArm | None:
         """Return the unit's arm, or None if only the database can tell it."""
