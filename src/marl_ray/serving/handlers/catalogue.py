@@ -1,4 +1,4 @@
-"""Requests about what a replica serves: its endpoints, the bundles that it holds, and one more to load."""
+"""Requests about what a replica serves: its endpoints, the bundles that it has loaded, and one more to load."""
 
 import time
 from dataclasses import asdict
@@ -37,7 +37,7 @@ async def endpoints(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models`: every bundle that this replica holds.
+    """Answer `GET /v1/models`: every bundle that this replica has loaded.
 
     `data` has the values that OpenAI's clients may give as `model`.
     """
@@ -68,7 +68,7 @@ async def load(service: Service, request: Request) -> Response:
     def load_bundle() -> AnyBundle:
         bundle = service.bundles.load(reference)
         service.notices.preload(reference, time.time())  # so that the other replicas load it too
-        service.live_experiments.hold_model(reference, bundle)
+        service.live_experiments.keep_model(reference, bundle)
         return bundle
 
     return Response(orjson.dumps(_model_row(await run_change(service, "version", load_bundle), reference)))

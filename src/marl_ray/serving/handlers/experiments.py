@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.mistakes.wording import message_of
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.serving.arm_loading.loaded_bundles import load_all_arms, pin_aliases
+from marl_ray.serving.arm_loading.needed_arms import API_ORIGIN
 from marl_ray.serving.handlers.experiment_actions import (
     apply_change,
     check_reason,
@@ -19,8 +21,6 @@ from marl_ray.serving.handlers.experiment_actions import (
     run_change,
 )
 from marl_ray.serving.http.messages import Request, RequestError, Response
-from marl_ray.serving.loaded_arms.loaded_bundles import load_all_arms, pin_aliases
-from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 

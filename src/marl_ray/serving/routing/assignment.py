@@ -16,7 +16,7 @@ from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current_experiment, draining_experiments, remembering_experiment
 from marl_ray.serving.routing.experiment.assignment_rules import UnitArm
-from marl_ray.serving.routing.experiment.held_arms import HeldArms
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
@@ -34,7 +34,7 @@ class SessionArm(NamedTuple):
     """A session and the arm that it is assigned to; `expose` records that it has met the arm."""
 
     router: Router
-    arms: HeldArms
+    arms: LoadedArms
     """The arms that answer the request, as they were loaded when it was assigned."""
     session: str
     unit_arm: UnitArm

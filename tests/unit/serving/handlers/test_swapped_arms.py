@@ -27,7 +27,7 @@ class DropsArms(Replies):
         self.router = router
 
     async def __call__(self, *call: Any) -> None:
-        self.router.hold({})
+        self.router.replace_arms({})
         await super().__call__(*call)
 
 
@@ -45,7 +45,7 @@ async def test_an_act_by_text_whose_arms_are_dropped_meanwhile_costs_and_is_logg
             arm.transport = httpx.ASGITransport(DropsArms(router))
         answer = await post(client, "/v1/act", {"session_id": "s", "observations": {"assistant": "hello"}})
         assert answer["actions"] == {"assistant": "a b"} and len(loaded_arms) == 2 and not router.arms
-        router.hold({answer["arm"]: loaded_arms[0]})
+        router.replace_arms({answer["arm"]: loaded_arms[0]})
         await post(client, "/v1/outcomes", {"session_id": "s", "value": 1})
         cost = dict(app.service.stores.units.metric_values("exp", "cost_usd"))
     [logged] = read_logged(f"{tmp_path}/acts", "exp")
@@ -61,7 +61,7 @@ async def test_an_inference_whose_arms_are_dropped_meanwhile_names_its_bundle(co
         digests = {name: arm.bundle.digest for name, arm in router.arms.items()}
 
         def act_and_drop(arm, *request):
-            router.hold({})
+            router.replace_arms({})
             return act(arm, *request)
 
         monkeypatch.setattr(ArmBatcher, "act", act_and_drop)

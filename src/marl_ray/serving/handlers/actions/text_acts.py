@@ -12,7 +12,7 @@ from marl_ray.serving.handlers.texts.written_response import WrittenResponse, co
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.routing.assignment import SessionArm
-from marl_ray.serving.routing.experiment.held_arms import HeldArms
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.service import Service
 
 Exchanges = list[tuple[TextRequest, WrittenResponse]]
@@ -60,7 +60,7 @@ async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
     return await collect_response(first_or_next_chunk), first_at
 
 
-def check_texts(arms: HeldArms, observations: Mapping[str, Any], masks: Mapping[str, object]) -> dict[str, str]:
+def check_texts(arms: LoadedArms, observations: Mapping[str, Any], masks: Mapping[str, object]) -> dict[str, str]:
     """Return the observations of `/v1/act`, which must be texts.
 
     Raises RequestError 400 naming the agent whose observation is none, or `action_masks` if there are any.

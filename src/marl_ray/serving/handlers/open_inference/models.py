@@ -13,7 +13,7 @@ from marl_ray import __version__
 from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.handlers import health
 from marl_ray.serving.http.messages import Request, RequestError, Response
-from marl_ray.serving.routing.experiment.held_arms import HeldArms
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
@@ -86,7 +86,7 @@ def newest(service: Service, request: Request) -> Router:
     return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 
-def actor_critics(arms: HeldArms) -> ActorCriticBundle:
+def actor_critics(arms: LoadedArms) -> ActorCriticBundle:
     """Return the control's bundle.
 
     Raises WrongKindError if the model writes text, which other routes serve.

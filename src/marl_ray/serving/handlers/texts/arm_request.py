@@ -7,11 +7,11 @@ from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.errors import WrongKindError
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
-from marl_ray.serving.routing.experiment.held_arms import HeldArms
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.service import Service
 
 
-def check_writes_text(arms: HeldArms) -> None:
+def check_writes_text(arms: LoadedArms) -> None:
     """Raise WrongKindError if the experiment's policies write no text, UnavailableError if none of its arms is loaded."""
     if not arms.is_text:
         family = arms.bundle_of(arms.state.control).manifest.family
@@ -26,7 +26,7 @@ def make_text_request(service: Service, agent: str, prompt: Any, settings: Setti
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
-def agent_of(arms: HeldArms, agent: object) -> str:
+def agent_of(arms: LoadedArms, agent: object) -> str:
     """Return the agent whose text the request asks for.
 
     A request may omit it if one policy plays all agents. Raises RequestError 400 for a wrong or missing one.

@@ -15,7 +15,7 @@ from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.experiment.assignment_rules import AssignmentRules, UnitArm
 from marl_ray.serving.routing.experiment.followable_states import unknown_arms
-from marl_ray.serving.routing.experiment.held_arms import HeldArms
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.routing.experiment.remembered_units import RememberedUnits, Session
 from marl_ray.serving.routing.shadow import Shadows
 
@@ -27,7 +27,7 @@ class Router:
     already has, so a session that this replica does not remember is looked up in the store first. The same holds where
     clusters or blocks of time are assigned, because a session keeps the arm of the cluster or block in which it began.
 
-    Sessions and requests belong to one event loop. `hold` and `follow` may be called from any thread: each swaps
+    Sessions and requests belong to one event loop. `replace_arms` and `follow` may be called from any thread: each swaps
     values that never change, so a request sees the arms and rules of before or of after.
     """
 
@@ -48,13 +48,13 @@ class Router:
         self._swapping = threading.Lock()
         self.rules = self._rules_of(state)
         """The state that the store last reported, and how it assigns; `follow` replaces them."""
-        self.arms = HeldArms(config, arms, state)
-        """The arms that are loaded here; `hold` and `follow` replace them. A request reads them once."""
+        self.arms = LoadedArms(config, arms, state)
+        """The arms that are loaded here; `replace_arms` and `follow` replace them. A request reads them once."""
 
-    def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
+    def replace_arms(self, arms: Mapping[str, Arm | TextArm]) -> None:
         """Answer with these arms from now on."""
         with self._swapping:
-            self.arms = HeldArms(self.config, arms, self.rules.state)
+            self.arms = LoadedArms(self.config, arms, self.rules.state)
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on. Raises ValueError if it has `unknown_arms`.

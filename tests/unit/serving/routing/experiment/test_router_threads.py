@@ -71,7 +71,7 @@ async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway, m
                 return super().__contains__(name)
 
         arms = Lacking(one=control)
-        router.hold(arms)
+        router.replace_arms(arms)
         assert router.arms.answering_arms("four") == ["one"]
         arms.is_read_by_follow = True
         router.follow(router.rules.state)
@@ -118,13 +118,13 @@ class DropsFourOnceRead(UserDict):
 
     def __getitem__(self, name):
         if self.router is not None and name == "four":
-            self.router.hold({"one": self.data["one"]})
+            self.router.replace_arms({"one": self.data["one"]})
         return super().__getitem__(name)
 
 
 def drop_four_once_read(router):
     arms = DropsFourOnceRead(router.arms)
-    router.hold(arms)
+    router.replace_arms(arms)
     arms.router = router
 
 

@@ -1,4 +1,4 @@
-"""The arms that a replica holds: it loads those that its experiments need, and drops all others."""
+"""Loads the arms that the experiments of a replica need, and drops all others."""
 
 import logging
 import threading
@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
+from marl_ray.serving.arm_loading.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.arm_loading.needed_arms import needed_arms, served_here
 from marl_ray.serving.arms.protocol import Arm, TextArm
-from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
-from marl_ray.serving.loaded_arms.loaded_bundles import check_arms, load_arms
-from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.routing.experiment.router import Router
 
 ROUND_S = 15.0
@@ -19,7 +19,7 @@ ROUND_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-class ArmHolder:
+class ArmLoader:
     """Loads and drops the arms of one replica.
 
     One thread at a time may call `load_and_drop`, which starts a thread for each experiment whose arms are to be loaded; all
@@ -27,10 +27,10 @@ class ArmHolder:
     """
 
     def __init__(self, live_experiments: LiveExperiments):
-        """Hold the arms of these experiments."""
+        """Load and drop the arms of these experiments."""
         self._live_experiments = live_experiments
         self.needed: Mapping[str, frozenset[str]] = {}
-        """Experiment -> the arms that this replica shall hold. Replaced and never changed."""
+        """Experiment -> the arms that it needs to be loaded here. Replaced and never changed."""
         self.missing: dict[str, dict[str, str]] = {}
         """Experiment -> arm -> the reason why its bundle could not be loaded."""
         self._loading: set[str] = set()
@@ -53,7 +53,7 @@ class ArmHolder:
         self._next_round_at = time.monotonic() + ROUND_S
         routers = self._live_experiments.endpoints.routers
         followed = [state for state in served_here(states, routers) if state.experiment in routers]
-        needed = arms_to_hold(followed, time.time(), ended)
+        needed = needed_arms(followed, time.time(), ended)
         # Another gateway may have added arms that this one's config lacks.
         self.needed = {name: arms & routers[name].config.arms.keys() for name, arms in needed.items()}
         for name, arms in self.needed.items():

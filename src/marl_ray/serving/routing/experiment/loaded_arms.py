@@ -12,7 +12,7 @@ from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.errors import UnavailableError, WrongKindError
 
 
-class HeldArms(Mapping[str, Arm | TextArm]):
+class LoadedArms(Mapping[str, Arm | TextArm]):
     """Name -> loaded arm. Never changed: other arms, or another state of the experiment, are another value."""
 
     __slots__ = ("_answering_arms", "_arms", "_config", "is_text", "state")
@@ -40,9 +40,9 @@ class HeldArms(Mapping[str, Arm | TextArm]):
         """Return the number of loaded arms."""
         return len(self._arms)
 
-    def in_state(self, state: AssignmentState) -> "HeldArms":
+    def in_state(self, state: AssignmentState) -> "LoadedArms":
         """Return the same arms as they answer in another state of the experiment."""
-        return HeldArms(self._config, self._arms, state)
+        return LoadedArms(self._config, self._arms, state)
 
     def answering_arms(self, arm: str) -> Sequence[str]:
         """Return the loaded arms that may answer for a session of this arm of the config, in order of preference."""

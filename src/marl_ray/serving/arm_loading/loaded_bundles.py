@@ -1,4 +1,4 @@
-"""Loading of bundles, of which a replica holds those of arms that serve, each content once."""
+"""Loading of bundles: a replica loads those of the arms that serve, each content once."""
 
 import logging
 import threading
@@ -15,9 +15,9 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
+from marl_ray.serving.arm_loading.needed_arms import needed_arms, served_here
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
-from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 
 _log = logging.getLogger(__name__)
 
@@ -25,31 +25,31 @@ _log = logging.getLogger(__name__)
 class BundleCache:
     """The bundles of a process, safe to use from several threads.
 
-    Each content is held once, however many experiments and references name it, and only while somebody uses it.
+    Each content is loaded once, however many experiments and references name it, and stays only while somebody uses it.
     """
 
     def __init__(self, tracking_uri: str | None = None):
         self._tracking_uri = tracking_uri
-        self._held: WeakValueDictionary[str, AnyBundle] = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[str, AnyBundle] = WeakValueDictionary()
         self._digests: dict[str, str] = {}
         """Reference into the registry, where versions never change -> digest."""
         self._lock = threading.Lock()
 
     def load(self, reference: str, digest: str | None = None) -> AnyBundle:
-        """Return the bundle of a reference, read unless its content is already held.
+        """Return the bundle of a reference, read unless its content is already loaded.
 
         `digest` is the expected one, None if unknown. Raises MarlRayError if the bundle is missing or malformed, or
         has another digest.
         """
         content = digest or self._digests.get(reference)
-        held = self._held.get(content) if content is not None else None
-        if held is not None:
-            return held
+        loaded = self._loaded.get(content) if content is not None else None
+        if loaded is not None:
+            return loaded
         bundle = load_bundle(reference, self._tracking_uri, digest)
         with self._lock:
             if reference.startswith(REGISTRY_PREFIX):
                 self._digests[reference] = bundle.digest
-            return self._held.setdefault(bundle.digest, bundle)
+            return self._loaded.setdefault(bundle.digest, bundle)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     """
     pinned = [pin_aliases(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
-    arms_of = arms_to_hold(served_here(states, [part.name for part in pinned]), time.time())
+    arms_of = needed_arms(served_here(states, [part.name for part in pinned]), time.time())
     loaded = []
     for part in pinned:
         record = store.read(part.name) if part.name in states else None
@@ -166,7 +166,7 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
 
 
 def _load_stored(
-    config: ExperimentConfig, record: ExperimentRecord, held_arms: Collection[str], bundles: BundleCache
+    config: ExperimentConfig, record: ExperimentRecord, needed: Collection[str], bundles: BundleCache
 ) -> LoadedExperiment:
     arms = record.config["arms"]
     stored = {
@@ -177,8 +177,8 @@ def _load_stored(
     # Without a check of digests: if the content of a folder has changed, the digest in the store decides later. But the
     # agents of an external model are those that were stored when the experiment began.
     agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
-    needed_arms = [arm for arm in config.arms if arm in held_arms or arm not in stored]
-    loaded, missing = load_arms(config, needed_arms, bundles, agents)
+    arms_to_load = [arm for arm in config.arms if arm in needed or arm not in stored]
+    loaded, missing = load_arms(config, arms_to_load, bundles, agents)
     for arm, error in missing.items():
         if arm not in stored:
             raise error

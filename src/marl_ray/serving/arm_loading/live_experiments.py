@@ -10,11 +10,11 @@ from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.serving.arm_loading.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.experiment.router import Router
@@ -43,17 +43,17 @@ class LiveExperiments:
         self.endpoints = Endpoints()
         self.models: dict[str, AnyBundle] = {}
         """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.
-        Several threads hold more, and the follower's alone drops some; readers copy it."""
+        Several threads add some, and the follower's alone drops some; readers copy it."""
         self._noise, self._host = noise, host
         self._passes: dict[str, PassBatcher] = {}
         """Experiment -> its arms' forward passes."""
 
-    def hold_model(self, reference: str, bundle: AnyBundle) -> None:
-        """Hold a bundle that was loaded before any experiment named it."""
+    def keep_model(self, reference: str, bundle: AnyBundle) -> None:
+        """Keep a bundle that was loaded before any experiment named it."""
         self.models[reference] = bundle
 
     def drop_models(self, references: Iterable[str]) -> None:
-        """Hold these bundles no longer. Only the follower calls it."""
+        """Keep these bundles no longer. Only the follower calls it."""
         for reference in references:
             del self.models[reference]
 
