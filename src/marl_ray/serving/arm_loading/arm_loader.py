@@ -100,7 +100,7 @@ class ArmLoader:
         record = live_experiments.store.read(config.name)
         stored = record.config["arms"] if record is not None else {}
         loaded, errors = load_arms(config, arms_to_load, live_experiments.bundles, stored)
-        check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
+        check_arms(config, {name: arm.bundle for name, arm in router.arms.items()} | loaded)
         missing = {arm: str(error) for arm, error in errors.items()}
         new_arms: dict[str, Arm | TextArm] = {}
         try:
@@ -110,8 +110,8 @@ class ArmLoader:
                 except MarlRayError as error:
                     missing[arm] = str(error)
         except BaseException:  # no arm answers yet, and the next round makes them all again
-            for part in new_arms.values():
-                part.close()
+            for new_arm in new_arms.values():
+                new_arm.close()
             raise
         if new_arms:
             live_experiments.endpoints.add_arms(router, new_arms)

@@ -59,7 +59,7 @@ class LiveExperiments:
 
     def open(
         self,
-        part: LoadedExperiment,
+        experiment: LoadedExperiment,
         actor: str = "config",
         reason: str = "opened",
         succeeds: str | None = None,
@@ -73,16 +73,16 @@ class LiveExperiments:
         """
         arms: dict[str, Arm | TextArm] = {}
         try:
-            for arm, bundle in part.bundles.items():
-                arms[arm] = self.start_arm(part.config, arm, bundle)
-            stored_config = part.stored_config() | more
-            self.store.open(part.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
-            state = self.store.assignment_state(part.config.name)
+            for arm, bundle in experiment.bundles.items():
+                arms[arm] = self.start_arm(experiment.config, arm, bundle)
+            stored_config = experiment.stored_config() | more
+            self.store.open(experiment.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
+            state = self.store.assignment_state(experiment.config.name)
         except BaseException:
             for new_arm in arms.values():
                 new_arm.close()
             raise
-        return self.take_in(part.config, state, arms)
+        return self.take_in(experiment.config, state, arms)
 
     def take_in(
         self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})

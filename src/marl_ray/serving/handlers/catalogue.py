@@ -46,9 +46,9 @@ async def models(service: Service, request: Request) -> Response:
     for reference, bundle in list(service.live_experiments.models.items()):
         rows[bundle.digest] = _model_row(bundle, reference)
     for router in service.endpoints.routers.values():
-        for arm, part in router.arms.items():
-            row = rows.setdefault(part.bundle.digest, _model_row(part.bundle, router.config.arms[arm].reference))
-            row["arms"].append(f"{router.config.name}/{arm}")
+        for name, arm in router.arms.items():
+            row = rows.setdefault(arm.bundle.digest, _model_row(arm.bundle, router.config.arms[name].reference))
+            row["arms"].append(f"{router.config.name}/{name}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
     data = [model for name in names for model in models_of(service.endpoints.routers_of(name))]
     return Response(orjson.dumps({"object": "list", "data": data, "models": list(rows.values())}))

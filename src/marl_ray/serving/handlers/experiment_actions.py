@@ -52,8 +52,8 @@ def describe_experiment(service: Service, router: Router) -> dict[str, object]:
     if record is None:
         raise StoreError(f"experiment {name!r} is not in the database any more")
     bundles = {
-        arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
-        for arm, part in router.arms.items()
+        name: {"digest": arm.bundle.digest, "lineage": arm.bundle.manifest.lineage.model_dump(mode="json")}
+        for name, arm in router.arms.items()
     }
     results = read_results(stores.evidence, record, router.config)
     return describe(record, router.config, bundles, results, stores.units.shadow_totals(name))

@@ -99,7 +99,7 @@ def export(experiments: ExperimentStore, units: UnitStore, experiment: str, deci
         names = experiments.names()
         instead = did_you_mean(experiment, names) if names else ""
         raise MarlRayError(f"experiment: unknown experiment {experiment!r}{instead}")
-    digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
+    digests = {name: arm["digest"] for name, arm in record.config["arms"].items()}
     filesystem, root = open_storage(out, "out")
     remote, name = "://" in out, f"{experiment}.parquet"
     try:

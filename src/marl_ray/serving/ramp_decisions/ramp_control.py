@@ -110,9 +110,11 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
 
     Raises MarlRayError if this version cannot read it.
     """
-    fields, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
-    arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
-    data = {key: value for key, value in record.config.items() if key in fields}
+    arms = {
+        name: {key: value for key, value in arm.items() if key in ArmConfig.model_fields}
+        for name, arm in record.config["arms"].items()
+    }
+    data = {key: value for key, value in record.config.items() if key in ExperimentConfig.model_fields}
     complete = data | {"name": record.name, "arms": arms}
     return parse_config(ExperimentConfig, complete, source=f"experiment {record.name!r}")
 

@@ -130,9 +130,9 @@ def _setting_warnings(config: ExperimentConfig) -> list[str]:
 def _same_weights_warnings(record: ExperimentRecord) -> list[str]:
     """Return one sentence for each group of arms that have the same weights, whatever their bundles are called."""
     groups: dict[str, list[str]] = {}
-    for arm, part in record.config["arms"].items():
-        if (weights := part.get("weights_sha256")) is not None:
-            groups.setdefault(weights, []).append(arm)
+    for name, arm in record.config["arms"].items():
+        if (weights := arm.get("weights_sha256")) is not None:
+            groups.setdefault(weights, []).append(name)
     return [
         f"Arms {', '.join(arms)} have the same weights: they do not differ but by chance, and a rollback of one keeps the "
         "weights of all from later experiments."
