@@ -39,7 +39,7 @@ from benchmarks.serving.load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from benchmarks.serving.tables import markdown
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
-from marl_ray.serving.routing.experiment.remembered_units import MAX_REMEMBERED, Session
+from marl_ray.serving.routing.experiment.remembered_units import MAX_REMEMBERED, RememberedUnit
 
 OPTIMIZED = (
     "bare", "bare_alone", "bare_turns", "gateway", "bare_two_hops", "bare_two_hops_turns", "gateway_two_hops"
@@ -163,11 +163,12 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             f"--requests {options.requests}: expected well over {MAX_REMEMBERED * ACTS:,}, which fill the memory"
         )
     slope, start = np.polyfit(requests[full], rss[full], 1)
-    sessions = {
-        f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7) for k in range(MAX_REMEMBERED)
+    units = {
+        f"{'0' * 8}-31-{k}": RememberedUnit(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7)
+        for k in range(MAX_REMEMBERED)
     }
-    parts = (part for name, known in sessions.items() for part in (name, known, known.at, known.seconds))
-    bound = sys.getsizeof(sessions) + sum(map(sys.getsizeof, parts))
+    parts = (part for name, unit in units.items() for part in (name, unit, unit.at, unit.seconds))
+    bound = sys.getsizeof(units) + sum(map(sys.getsizeof, parts))
     return {
         "requests": sent,
         "sessions": sent // ACTS,

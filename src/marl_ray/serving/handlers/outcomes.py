@@ -188,15 +188,13 @@ def _report(router: Router, reported: _ReadReport) -> Report:
 
     The report includes what this replica has measured of the session, if a guardrail needs it.
     """
-    session, wanted_metrics = (
-        router.remembered.sessions.get(reported.session),
-        {rail.name for rail in router.config.guardrails},
-    )
+    remembered = router.remembered.units.get(reported.session)
+    wanted_metrics = {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
-    if session is not None and "outcome" in reported.values:
-        measured["error"] = float(session.failed)
-        if session.acts:
-            measured["latency_s"] = session.seconds / session.acts
+    if remembered is not None and "outcome" in reported.values:
+        measured["error"] = float(remembered.failed)
+        if remembered.acts:
+            measured["latency_s"] = remembered.seconds / remembered.acts
     if "outcome" in reported.values:
         measured[COST] = 0.0  # 0 if no cost is noted, see `UnitReports`
     wanted_metrics -= set() if counts_cost(router.config) else {COST}

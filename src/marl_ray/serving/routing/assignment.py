@@ -65,7 +65,7 @@ class SessionArm(NamedTuple):
 
     def count_answer(self, seconds: float) -> None:
         """Count an answer to the session and the seconds that it took."""
-        remembered = self.router.remembered.sessions.get(self.session) if self.is_unit else None
+        remembered = self.router.remembered.units.get(self.session) if self.is_unit else None
         if remembered is not None:
             remembered.acts += 1
             remembered.seconds += seconds
@@ -78,7 +78,7 @@ class SessionArm(NamedTuple):
         """
         if not self.is_unit or not counts_cost(self.router.config):
             return
-        remembered = self.router.remembered.sessions.get(self.session)
+        remembered = self.router.remembered.units.get(self.session)
         if usd is None or usd > 0 or (remembered is not None and remembered.acts == 1):
             reports.note_cost(self.router.config.name, self.session, usd)
 
@@ -172,7 +172,7 @@ class Assigner:
         unknown = [
             router
             for router in routers
-            if session not in router.remembered.sessions and not router.remembered.is_absent(session)
+            if session not in router.remembered.units and not router.remembered.is_absent(session)
         ]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
@@ -181,7 +181,7 @@ class Assigner:
                 router.remembered.note_absent(session)
             else:
                 stored.add(router.config.name)
-        return [session in router.remembered.sessions or router.config.name in stored for router in routers]
+        return [session in router.remembered.units or router.config.name in stored for router in routers]
 
     def _is_held_out(self, router: Router, session: str, cluster_id: str | None) -> bool:
         endpoint = router.config.served_as

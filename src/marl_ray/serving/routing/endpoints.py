@@ -126,7 +126,7 @@ def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | N
 
 def remembering_experiment(routers: Iterable[Router], unit: str) -> Router | None:
     """Return the first of these experiments in which this replica remembers the unit, None if there is none."""
-    return next((router for router in routers if unit in router.remembered.sessions), None)
+    return next((router for router in routers if unit in router.remembered.units), None)
 
 
 def draining_experiments(routers: Sequence[Router], entered: Router) -> list[Router]:

@@ -172,7 +172,7 @@ class Attempts:
             failures.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
 
     def _note_session_failed(self) -> None:
-        remembered = self._router.remembered.sessions.get(self._session)
+        remembered = self._router.remembered.units.get(self._session)
         if remembered is not None and remembered.assignment.arm == self._arm and not remembered.failed:
             remembered.failed = True
             self._failures.reports.note_failure(self._router.config.name, self._session)

@@ -174,7 +174,7 @@ async def test_a_session_whose_arms_are_dropped_while_it_is_exposed_is_assigned(
         response = await client.post("/v1/assign", json={"session_id": "s"})
         assert (response.status_code, response.json().get("arm")) == (200, arm)
         response = await client.post("/v1/assign", json={"session_id": "other"})
-        assert response.status_code == 503 and "other" not in router.remembered.sessions
+        assert response.status_code == 503 and "other" not in router.remembered.units
 
 
 async def test_an_arm_of_the_other_kind_is_refused_by_name(gateway):
