@@ -96,7 +96,8 @@ class Gateway:
             )
             if preflight_answer is None:
                 route, request.path_params = find_route(request.path, scope["method"])
-                endpoint, error_body = route.template, route.error_body
+                endpoint = route.template
+                error_body = route.error_body
                 seconds = self._deadline(route, request)
                 response = await self._deadlines.run(route.handler(self.service, request), seconds)
             else:

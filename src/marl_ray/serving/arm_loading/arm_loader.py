@@ -96,7 +96,8 @@ class ArmLoader:
 
     def _load_arms(self, router: Router, arms_to_load: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
-        live_experiments, config = self._live_experiments, router.config
+        live_experiments = self._live_experiments
+        config = router.config
         record = live_experiments.store.read(config.name)
         stored = record.config["arms"] if record is not None else {}
         loaded, errors = load_arms(config, arms_to_load, live_experiments.bundles, stored)
@@ -121,7 +122,8 @@ class ArmLoader:
         """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         states_by_experiment = {}
         for name, arms in self.needed.items():
-            router, missing = self._live_experiments.endpoints.routers[name], self.missing.get(name, {})
+            router = self._live_experiments.endpoints.routers[name]
+            missing = self.missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
                 states_by_experiment[name] = states | {arm: "loaded" for arm in states if arm in router.arms}

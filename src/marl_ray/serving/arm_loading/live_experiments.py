@@ -44,7 +44,8 @@ class LiveExperiments:
         self.models: dict[str, AnyBundle] = {}
         """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.
         Several threads add some, and the follower's alone drops some; readers copy it."""
-        self._noise, self._host = noise, host
+        self._noise = noise
+        self._host = host
         self._passes: dict[str, PassBatcher] = {}
         """Experiment -> its arms' forward passes."""
 

@@ -21,7 +21,8 @@ class Preloader:
 
     def __init__(self, live_experiments: LiveExperiments, notices: Notices):
         """Load the bundles that `notices` names, and let `live_experiments` keep them."""
-        self._live_experiments, self._notices = live_experiments, notices
+        self._live_experiments = live_experiments
+        self._notices = notices
         self._next_attempts: dict[str, float] = {}
         """Reference of a bundle -> moment of the next attempt to load it, in monotonic seconds."""
 

@@ -44,7 +44,8 @@ async def create(service: Service, request: Request) -> Response:
     """
     actor = service.admission.admit(request, "admin")
     data = await request.read_object(frozenset({*ExperimentConfig.model_fields, *CREATE_FIELDS}))
-    reason, succeeds = check_reason(data.pop("reason", None)), data.pop("succeeds", None)
+    reason = check_reason(data.pop("reason", None))
+    succeeds = data.pop("succeeds", None)
     if succeeds is not None and not (isinstance(succeeds, str) and is_storable(succeeds)):
         raise RequestError(400, "succeeds", "expected the name of an experiment")
     config = _read_config(data)
@@ -74,7 +75,8 @@ def _read_config(data: dict[str, object]) -> ExperimentConfig:
         raise RequestError(400, "body", "expected an ExperimentConfig, got JSON that is nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
-        field, message = ".".join(map(str, first["loc"])), message_of(first)
+        field = ".".join(map(str, first["loc"]))
+        message = message_of(first)
         if not field:  # a message about several keys names them itself
             field, _, message = message.partition(": ")
         raise RequestError(400, field, message) from None

@@ -92,7 +92,8 @@ class Assigner:
         """`read` looks up sessions' arms in the database, and blocks; `holdouts` are shares by endpoint."""
         self.lookups = ArmLookups(read, LOOKUP_THREADS)
         self._circuit = Breaker(LOOKUP_CIRCUIT)
-        self._holdouts, self._metrics = holdouts, metrics
+        self._holdouts = holdouts
+        self._metrics = metrics
 
     def close(self) -> None:
         """End the threads that look up arms in the database."""

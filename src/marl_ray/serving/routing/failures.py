@@ -39,7 +39,9 @@ class Failures:
 
     def __init__(self, reports: UnitReports, metrics: GatewayMetrics, roll_back: Callable[[Router, str, str], None]):
         """`roll_back` is given the experiment, the arm and a reason."""
-        self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
+        self.reports = reports
+        self.metrics = metrics
+        self.roll_back = roll_back
 
     def attempts(self, session_arm: SessionArm, arm: str) -> "Attempts":
         """Return the attempts to answer one request of a session, whose own arm is `arm` since its exposure."""

@@ -58,7 +58,8 @@ class StatePoll:
         """
         # One thread at a time, so that no older state replaces a newer one.
         with self._polling:
-            requested_at, reported_at = time.monotonic(), self._reported_at
+            requested_at = time.monotonic()
+            reported_at = self._reported_at
             states = self._live_experiments.store.states()
             has_news = states is not self._states
             if has_news or self._arm_loader.is_due(requested_at):
@@ -66,7 +67,8 @@ class StatePoll:
                 self._arm_loader.load_and_drop(states, self._ended.draining_experiments(time.time()), waits)
             if has_news and self._webhook is not None:
                 self._webhook.wake()
-            self._states, self._reported_at = states, requested_at
+            self._states = states
+            self._reported_at = requested_at
 
     def _apply_states(self, states: Mapping[str, AssignmentState], reported_at: float) -> None:
         routers = self._live_experiments.endpoints.routers
@@ -92,7 +94,8 @@ class StatePoll:
 
     def _followable(self, router: Router, state: AssignmentState) -> AssignmentState:
         """Return what a router can follow of a state, and log once that another gateway's config has added arms."""
-        name, arms = router.config.name, router.config.arms.keys()
+        name = router.config.name
+        arms = router.config.arms.keys()
         unknown = unknown_arms(arms, state)
         if unknown and self._logged_arms.get(name) != unknown:
             self._logged_arms[name] = unknown

@@ -39,7 +39,8 @@ async def batch(service: Service, request: Request) -> Response:
     """
     key = service.admission.keys.check(request, "inference")
     data = await request.read_object(frozenset({"requests"}))
-    parts, limit = data.get("requests"), service.config.max_batch_requests
+    parts = data.get("requests")
+    limit = service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "requests", "expected a list with at least one request")
     if len(parts) > limit:
@@ -107,7 +108,8 @@ class _ActRequest(NamedTuple):
 
 
 def _parse(request: Request, data: Mapping[str, Any]) -> _ActRequest:
-    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    session = session_id(data.get("session_id"), request)
+    cluster_id = cluster_of(data)
     attributes = attributes_of(data)
     mode = data.get("mode", "sample")
     if mode not in ("sample", "greedy"):

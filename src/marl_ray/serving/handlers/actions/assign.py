@@ -18,7 +18,8 @@ async def assign(service: Service, request: Request) -> Response:
     service.admission.admit(request, "inference")
     data = await request.read_object(ASSIGN_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
-    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    session = session_id(data.get("session_id"), request)
+    cluster_id = cluster_of(data)
     attributes = attributes_of(data)
     is_exposing = data.get("expose", True)
     if not isinstance(is_exposing, bool):

@@ -54,7 +54,8 @@ async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
 
     async def first_or_next_chunk() -> ResponseChunk:
         nonlocal first_chunk
-        chunk, first_chunk = first_chunk, None
+        chunk = first_chunk
+        first_chunk = None
         return await reply.next() if chunk is None else chunk
 
     return await collect_response(first_or_next_chunk), first_at

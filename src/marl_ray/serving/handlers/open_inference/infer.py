@@ -45,7 +45,8 @@ async def infer(service: Service, request: Request) -> Response:
     data = await request.read_object(INFER_FIELDS)
     router = newest(service, request)
     bundle = actor_critics(router.arms)
-    number, parameters = data.get("id"), _read_parameters("parameters", data)
+    number = data.get("id")
+    parameters = _read_parameters("parameters", data)
     if number is not None and not isinstance(number, str):
         raise RequestError(400, "id", "expected a text")
     act_fields = {name: parameters[name] for name in READ_PARAMETERS if name in parameters}
@@ -137,7 +138,8 @@ def _parse_mask(tensor_input: Mapping[str, object]) -> object:
 
 def _parse_array(tensor_input: JsonMapping) -> np.ndarray:
     """Return the tensor of an input, from data that is nested or flat (row-major)."""
-    where, shape = f"inputs.{tensor_input['name']}", tensor_input.get("shape")
+    where = f"inputs.{tensor_input['name']}"
+    shape = tensor_input.get("shape")
     if tensor_input.get("datatype") not in DATATYPES.values():
         raise RequestError(400, f"{where}.datatype", f"expected one of {', '.join(DATATYPES.values())}")
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
@@ -148,7 +150,8 @@ def _parse_array(tensor_input: JsonMapping) -> np.ndarray:
         has_right_types = consists_of(tensor_input["data"], JSON_TYPES[tensor_input["datatype"][0]])
         array = np.array(tensor_input["data"]) if has_right_types else np.empty(0)
     except (ValueError, OverflowError):  # lists of different lengths
-        has_right_types, array = False, np.empty(0)
+        has_right_types = False
+        array = np.empty(0)
     if not has_right_types or array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
         raise RequestError(
             400, f"{where}.data", f"expected {math.prod(shape)} values of the type {tensor_input['datatype']}"

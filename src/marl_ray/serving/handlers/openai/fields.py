@@ -73,7 +73,8 @@ def read_options(data: dict[str, object], neutral: Mapping[str, object]) -> Comp
     `neutral` maps fields that are not supported to the value that they may have. Raises RequestError 400 naming the
     invalid field.
     """
-    streamed, options = boolean_field(data, "stream"), data.get("stream_options")
+    streamed = boolean_field(data, "stream")
+    options = data.get("stream_options")
     has_usage = False
     if options is not None:
         if not streamed:

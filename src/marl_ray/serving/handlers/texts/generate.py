@@ -24,7 +24,8 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     routers = service.endpoints.acting_routers(data.get("experiment"))
     check_writes_text(routers[0].arms)
     session = session_id(data.get("session_id"), request)
-    prompt, streamed = data.get("prompt"), boolean_field(data, "stream")
+    prompt = data.get("prompt")
+    streamed = boolean_field(data, "stream")
     if not isinstance(prompt, str):
         raise RequestError(400, "prompt", "expected a text")
     settings = settings_of(data)

@@ -26,7 +26,8 @@ def log_text(
     `digest` is that of the bundle that wrote it.
     """
     assert service.acts is not None
-    start, prompt = response.start or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
+    start = response.start or ResponseStart([], {})
+    prompt = request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if request.is_json_object or request.must_call else []
     biased = ["bias"] if request.bias is not None else []

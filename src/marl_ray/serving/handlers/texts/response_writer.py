@@ -53,7 +53,9 @@ class TextResponseWriter:
 
     def __init__(self, service: Service, session_arm: SessionArm, request: TextRequest):
         """Begin a response; this exposes the session to its arm."""
-        self._service, self._session_arm, self._request = service, session_arm, request
+        self._service = service
+        self._session_arm = session_arm
+        self._request = request
         self._start = time.perf_counter()
         self._assignment = service.assigner.expose(session_arm)
         self._arm = self._assignment.arm
@@ -101,7 +103,8 @@ class TextResponseWriter:
     async def _begin_with_arm(self, arm: str) -> None:
         """Let this arm begin the response."""
         text_arm = self._session_arm.arms.writer(arm)
-        self._arm, self._digest = arm, text_arm.bundle.digest
+        self._arm = arm
+        self._digest = text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
             self._first_chunk = await self._reply.next()
@@ -125,7 +128,8 @@ class TextResponseWriter:
 
         Raises RequestError 503 if the arm fails, and the arm's ServingError if it refuses to go on.
         """
-        chunk, self._first_chunk = self._first_chunk, None
+        chunk = self._first_chunk
+        self._first_chunk = None
         if chunk is None:
             assert self._reply is not None
             try:
@@ -166,7 +170,8 @@ class TextResponseWriter:
     def _log(self) -> None:
         """Log the chunks sent so far, once. If the response is complete, send copies of the request to the shadows."""
         if self._chunks:
-            request, response = self._request, join_chunks(self._chunks)
+            request = self._request
+            response = join_chunks(self._chunks)
             if self._service.acts is not None:
                 log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
             if response.finish != BROKEN_OFF_FINISH:
@@ -177,7 +182,8 @@ class TextResponseWriter:
         """Log and count the complete response, of which `chunk` is the last one."""
         self._log()
         self._is_under_way = False
-        router, seconds = self._session_arm.router, time.perf_counter() - self._start
+        router = self._session_arm.router
+        seconds = time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
         self._session_arm.count_answer(seconds)

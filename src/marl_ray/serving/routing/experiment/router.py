@@ -40,10 +40,12 @@ class Router:
         log: ExposureLog,
     ):
         """`arms` are those of the config's arms that are loaded here."""
-        self.config, self.created = config, state.created
+        self.config = config
+        self.created = state.created
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
-        self._store, self._log = store, log
+        self._store = store
+        self._log = log
         self.remembered = RememberedUnits()
         self._swapping = threading.Lock()
         self.rules = self._rules_of(state)
