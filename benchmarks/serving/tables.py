@@ -115,7 +115,8 @@ COLUMNS = {"rps": 0, "loaded_p50_ms": 2, "loaded_p99_ms": 1, "cpu_us": 0, "p50_m
 
 
 def soak_table(part: dict[str, Any]) -> list[str]:
-    growth, full = part["growth_mb"], part["full_mb"]
+    growth = part["growth_mb"]
+    full = part["full_mb"]
     return [
         "## Memory",
         "",

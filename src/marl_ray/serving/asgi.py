@@ -15,6 +15,7 @@ from marl_ray.config import GatewayConfig
 from marl_ray.deadlines.shared_timer import Deadlines
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
+from marl_ray.serving.arm_loading.live_experiments import Host
 from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.route import Route
 from marl_ray.serving.handlers.route_table import find_route
@@ -33,7 +34,6 @@ from marl_ray.serving.http.messages import (
     send_stream,
 )
 from marl_ray.serving.http.statuses import as_request_error
-from marl_ray.serving.loaded_arms.live_experiments import Host
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.service import Service
 
@@ -96,7 +96,8 @@ class Gateway:
             )
             if preflight_answer is None:
                 route, request.path_params = find_route(request.path, scope["method"])
-                endpoint, error_body = route.template, route.error_body
+                endpoint = route.template
+                error_body = route.error_body
                 seconds = self._deadline(route, request)
                 response = await self._deadlines.run(route.handler(self.service, request), seconds)
             else:

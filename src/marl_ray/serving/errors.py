@@ -25,7 +25,9 @@ class ServingError(MarlRayError):
         code: str | None = None,
     ):
         super().__init__(message)  # the message alone, because pickle makes the error of it, and sets the rest after
-        self.field, self.retry_after_s, self.code = field, retry_after_s, code
+        self.field = field
+        self.retry_after_s = retry_after_s
+        self.code = code
 
 
 class InvalidRequestError(ServingError):

@@ -82,7 +82,8 @@ async def play_episode(
     own. Raises MarlRayError as `play_episodes` does.
     """
     session_fields = {"session_id": session} | ({"experiment": experiment} if experiment else {})
-    latencies, arm = list[float](), ""
+    latencies = list[float]()
+    arm = ""
 
     async def act(observations: Mapping[str, Any], masks: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal arm

@@ -21,11 +21,11 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.notices import Notices
+from marl_ray.serving.arm_loading.live_experiments import Host, LiveExperiments
+from marl_ray.serving.arm_loading.loaded_bundles import BundleCache, check_configured, load_configured
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.http.admission import Admission
 from marl_ray.serving.http.keys import Keys
-from marl_ray.serving.loaded_arms.live_experiments import Host, LiveExperiments
-from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, check_configured, load_configured
 from marl_ray.serving.logs.acts import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics

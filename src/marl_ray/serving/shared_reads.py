@@ -38,7 +38,8 @@ class SharedReads:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         """`clock` gives seconds, and `sleep` lets so many of them pass."""
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reading")
         self._free_threads = asyncio.Semaphore(threads)
         self._waiting = waiting

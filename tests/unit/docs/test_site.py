@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import tomllib
 
 import pytest
 from docs.pages import PAGES, ROOT, WALKED
@@ -77,16 +78,38 @@ def test_the_keys_that_a_comparison_names_are_there():
     ] == []
 
 
-def test_the_tree_of_the_sources_names_what_is_there():
-    """The page about development draws the packages.
+def tree_of_the_sources() -> list[str]:
+    """The folders and files that the page about development draws, as paths below `src/marl_ray`.
 
     Each line has its folder or files first, indented below its package.
     """
     tree = (ROOT / "docs/development.md").read_text().partition("\nsrc/marl_ray/\n")[2].partition("\njobs/")[0]
-    package, named = "", []
+    package, paths = "", []
     for indent, names in re.findall(r"^( +)((?:[a-z_]+(?:/|\.py)  +)+)", tree, re.MULTILINE):
         if len(indent) == 2:
             package = names.split()[0]
-        named += [name if len(indent) == 2 else package + name for name in names.split()]
-    assert len(named) > 50
-    assert [name for name in named if not (ROOT / "src/marl_ray" / name).exists()] == []
+        paths += [name if len(indent) == 2 else package + name for name in names.split()]
+    return paths
+
+
+def test_the_tree_of_the_sources_names_what_is_there():
+    paths = tree_of_the_sources()
+    assert len(paths) > 50
+    assert [path for path in paths if not (ROOT / "src/marl_ray" / path).exists()] == []
+
+
+def test_imports_point_downwards_in_the_tree_of_the_sources():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    modules = ["marl_ray." + path.removesuffix(".py").strip("/").replace("/", ".") for path in tree_of_the_sources()]
+    checked = 0
+    for contract in contracts:
+        if contract["type"] != "layers":
+            continue
+        [container] = contract["containers"]
+        heights = {
+            f"{container}.{name}": k for k, layer in enumerate(contract["layers"]) for name in re.findall(r"\w+", layer)
+        }
+        drawn = [module for module in modules if module in heights]
+        assert drawn == sorted(drawn, key=heights.__getitem__)
+        checked += len(drawn)
+    assert checked > 50

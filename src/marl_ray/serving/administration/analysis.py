@@ -79,7 +79,8 @@ def read_planning_numbers(database: str, name: str) -> PlanningNumbers:
     """
     with _open_experiment(database, name) as (stores, record, config):
         _check_sessions(config, "plan")
-        look, plan = stores.evidence.look(record), record.plan
+        look = stores.evidence.look(record)
+        plan = record.plan
         control = look.summary("outcome", plan.control)
         shares = {arm: weight for arm, weight in record.weights.items() if weight > 0}
         least = min((arm for arm in plan.treatments if arm in shares), key=lambda arm: shares[arm], default=None)
@@ -198,7 +199,8 @@ def _check_sessions(config: ExperimentConfig, where: str) -> None:
 def _compare_observations(
     look: Look, record: ExperimentRecord, metrics: Sequence[str], alpha: float
 ) -> list[Comparison]:
-    plan, rows = record.plan, []
+    plan = record.plan
+    rows = []
     for metric in metrics:
         for arm in plan.treatments:
             pair = look.pair(metric, arm, plan.control, len(plan.weights))
@@ -210,7 +212,8 @@ def _add_exact_bounds(
     evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
     """Return the lines with the exact bounds of the metrics that have a range."""
-    plan, excluded = record.plan, measures_without_missing(config)
+    plan = record.plan
+    excluded = measures_without_missing(config)
     measures = {
         row.metric: bounded_difference(row.metric, metric_range)
         for row in rows
@@ -270,7 +273,8 @@ def _comparison_lines(row: Comparison, control: str, alpha: float, covariate: st
 
 
 def _test_text(test: WelchTest) -> str:
-    gap, percent = test.difference, test.percent
+    gap = test.difference
+    percent = test.percent
     if not math.isfinite(gap.high):
         return "too few observations that differ"
     relative = f" ({percent.estimate:+.3g} %)" if math.isfinite(percent.estimate) else ""

@@ -122,7 +122,8 @@ class PassBatcher:
 
     def _run(self) -> None:
         """Compute all waiting requests."""
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for greedy in (True, False):
             requests = [request for request in waiting if request.greedy is greedy and not request.answer.done()]
             for part, act in self._group_by_pass(requests):

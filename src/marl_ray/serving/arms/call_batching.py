@@ -29,7 +29,9 @@ class _CallRequest(Generic[Argument, CallAnswer]):
     __slots__ = ("answer", "answered_before", "argument", "call", "sent_at")
 
     def __init__(self, argument: Argument, answer: "asyncio.Future[CallAnswer]", answered_before: int):
-        self.argument, self.answer, self.answered_before = argument, answer, answered_before
+        self.argument = argument
+        self.answer = answer
+        self.answered_before = answered_before
         self.call: int | None = None  # the number of its call; None while the request waits
         self.sent_at = math.inf
 
@@ -47,7 +49,9 @@ class CallBatcher(Generic[Argument, CallAnswer]):
 
         One of `replicas` computes a call. `deadline_s` limits a request and a call, in seconds.
         """
-        self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
+        self._call = call
+        self._replicas = replicas
+        self._deadline_s = deadline_s
         self._max_calls = CALLS_PER_REPLICA * replicas
         self._deadlines = Deadlines()
         self._waiting: list[_CallRequest[Argument, CallAnswer]] = []
@@ -84,14 +88,16 @@ class CallBatcher(Generic[Argument, CallAnswer]):
         while self._waiting and len(self._under_way) < self._max_calls:
             idle = max(1, self._replicas - len(self._under_way))
             size = min(MAX_CALL_SIZE, -(-len(self._waiting) // idle))
-            batch, self._waiting = self._waiting[:size], self._waiting[size:]
+            batch = self._waiting[:size]
+            self._waiting = self._waiting[size:]
             # Requests that were given up are left out.
             requests = [request for request in batch if not request.answer.done()]
             if requests:
                 number = new_pass_number()
                 now = asyncio.get_running_loop().time()
                 for request in requests:
-                    request.call, request.sent_at = number, now
+                    request.call = number
+                    request.sent_at = now
                 # In an empty context, because Serve would give the whole call the request id of one client, and cancel
                 # it with that client.
                 task = asyncio.get_running_loop().create_task(

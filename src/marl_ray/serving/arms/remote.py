@@ -147,7 +147,7 @@ def start_host(
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
     if isinstance(bundle, ActorCriticBundle):
         # The limits of the running application, which another experiment may have started with other settings.
-        replica_states = [part.replica_states for part in status.deployments.values()]
+        replica_states = [deployment.replica_states for deployment in status.deployments.values()]
         running = sum(count for by_state in replica_states for state, count in by_state.items() if state == "RUNNING")
         return RemoteArm(bundle, handle, deadline_s, max(1, running, max_replicas(size.replicas)))
     from marl_ray.serving.arms.text.remote import RemoteTextArm

@@ -166,7 +166,8 @@ class RedisCache(ResponseCache):
         finally:
             self.under_way -= 1
         if is_probe:
-            self._is_away, self._ask_from = False, 0.0
+            self._is_away = False
+            self._ask_from = 0.0
         return answer
 
 

@@ -1,4 +1,4 @@
-"""Requests about what a replica serves: its endpoints, the bundles that it holds, and one more to load."""
+"""Requests about what a replica serves: its endpoints, the bundles that it has loaded, and one more to load."""
 
 import time
 from dataclasses import asdict
@@ -37,7 +37,7 @@ async def endpoints(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models`: every bundle that this replica holds.
+    """Answer `GET /v1/models`: every bundle that this replica has loaded.
 
     `data` has the values that OpenAI's clients may give as `model`.
     """
@@ -46,9 +46,9 @@ async def models(service: Service, request: Request) -> Response:
     for reference, bundle in list(service.live_experiments.models.items()):
         rows[bundle.digest] = _model_row(bundle, reference)
     for router in service.endpoints.routers.values():
-        for arm, part in router.arms.items():
-            row = rows.setdefault(part.bundle.digest, _model_row(part.bundle, router.config.arms[arm].reference))
-            row["arms"].append(f"{router.config.name}/{arm}")
+        for name, arm in router.arms.items():
+            row = rows.setdefault(arm.bundle.digest, _model_row(arm.bundle, router.config.arms[name].reference))
+            row["arms"].append(f"{router.config.name}/{name}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
     data = [model for name in names for model in models_of(service.endpoints.routers_of(name))]
     return Response(orjson.dumps({"object": "list", "data": data, "models": list(rows.values())}))
@@ -68,7 +68,7 @@ async def load(service: Service, request: Request) -> Response:
     def load_bundle() -> AnyBundle:
         bundle = service.bundles.load(reference)
         service.notices.preload(reference, time.time())  # so that the other replicas load it too
-        service.live_experiments.hold_model(reference, bundle)
+        service.live_experiments.keep_model(reference, bundle)
         return bundle
 
     return Response(orjson.dumps(_model_row(await run_change(service, "version", load_bundle), reference)))

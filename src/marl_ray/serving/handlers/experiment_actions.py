@@ -26,7 +26,8 @@ def experiment_rows(service: Service) -> list[JsonObject]:
 
 
 def _experiment_row(router: Router) -> JsonObject:
-    config, rules = router.config, router.rules
+    config = router.config
+    rules = router.rules
     return {
         "name": config.name,
         "endpoint": config.served_as,
@@ -47,13 +48,14 @@ def describe_experiment(service: Service, router: Router) -> dict[str, object]:
     Raises StoreError if the database does not have the experiment any more.
     """
     service.exposures.flush()
-    stores, name = service.stores, router.config.name
+    stores = service.stores
+    name = router.config.name
     record = stores.experiments.read(name)
     if record is None:
         raise StoreError(f"experiment {name!r} is not in the database any more")
     bundles = {
-        arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
-        for arm, part in router.arms.items()
+        name: {"digest": arm.bundle.digest, "lineage": arm.bundle.manifest.lineage.model_dump(mode="json")}
+        for name, arm in router.arms.items()
     }
     results = read_results(stores.evidence, record, router.config)
     return describe(record, router.config, bundles, results, stores.units.shadow_totals(name))
@@ -74,7 +76,8 @@ async def apply_change(
     """
     reason = check_reason(data.get("reason"))
     # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
-    arm, epoch = data.get("arm"), data.get("epoch", None if action in RETREATS else router.rules.state.epoch)
+    arm = data.get("arm")
+    epoch = data.get("epoch", None if action in RETREATS else router.rules.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
         name = arm[:MAX_COMPARED] if isinstance(arm, str) else ""

@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.mistakes.wording import message_of
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.serving.arm_loading.loaded_bundles import load_all_arms, pin_aliases
+from marl_ray.serving.arm_loading.needed_arms import API_ORIGIN
 from marl_ray.serving.handlers.experiment_actions import (
     apply_change,
     check_reason,
@@ -19,8 +21,6 @@ from marl_ray.serving.handlers.experiment_actions import (
     run_change,
 )
 from marl_ray.serving.http.messages import Request, RequestError, Response
-from marl_ray.serving.loaded_arms.loaded_bundles import load_all_arms, pin_aliases
-from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
@@ -44,7 +44,8 @@ async def create(service: Service, request: Request) -> Response:
     """
     actor = service.admission.admit(request, "admin")
     data = await request.read_object(frozenset({*ExperimentConfig.model_fields, *CREATE_FIELDS}))
-    reason, succeeds = check_reason(data.pop("reason", None)), data.pop("succeeds", None)
+    reason = check_reason(data.pop("reason", None))
+    succeeds = data.pop("succeeds", None)
     if succeeds is not None and not (isinstance(succeeds, str) and is_storable(succeeds)):
         raise RequestError(400, "succeeds", "expected the name of an experiment")
     config = _read_config(data)
@@ -74,7 +75,8 @@ def _read_config(data: dict[str, object]) -> ExperimentConfig:
         raise RequestError(400, "body", "expected an ExperimentConfig, got JSON that is nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
-        field, message = ".".join(map(str, first["loc"])), message_of(first)
+        field = ".".join(map(str, first["loc"]))
+        message = message_of(first)
         if not field:  # a message about several keys names them itself
             field, _, message = message.partition(": ")
         raise RequestError(400, field, message) from None

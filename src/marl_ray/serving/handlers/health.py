@@ -23,7 +23,8 @@ async def readiness(service: Service, request: Request) -> Response:
     does an experiment that was just created at another replica and still loads: otherwise all replicas would become
     unready at once.
     """
-    arms, routers = service.follower.arms.arm_states(), service.endpoints.routers
+    arms = service.follower.arm_loader.arm_states()
+    routers = service.endpoints.routers
     not_loaded = [
         f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"
     ]

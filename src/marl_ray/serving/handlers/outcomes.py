@@ -71,10 +71,8 @@ async def outcomes(service: Service, request: Request) -> Response:
     A part that fails is answered with its own status and error. Raises RequestError if the parts are no list, or too many.
     """
     key = service.admission.keys.check(request, "outcomes")
-    parts, limit = (
-        (await request.read_object(frozenset({"outcomes"}))).get("outcomes"),
-        service.config.max_batch_requests,
-    )
+    parts = (await request.read_object(frozenset({"outcomes"}))).get("outcomes")
+    limit = service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "outcomes", "expected a list with at least one outcome")
     if len(parts) > limit:
@@ -166,7 +164,8 @@ def _store_reports(
     service.exposures.flush()  # the session's exposure may still be queued here
     service.unit_reports.write()
     results: dict[int, tuple[Router, RecordedReport] | MarlRayError] = {}
-    pending, depth = list(range(len(reported))), 0
+    pending = list(range(len(reported)))
+    depth = 0
     while pending:
         of_router: dict[str, tuple[Router, list[int]]] = {}
         for k in pending:
@@ -188,15 +187,13 @@ def _report(router: Router, reported: _ReadReport) -> Report:
 
     The report includes what this replica has measured of the session, if a guardrail needs it.
     """
-    session, wanted_metrics = (
-        router.remembered.sessions.get(reported.session),
-        {rail.name for rail in router.config.guardrails},
-    )
+    remembered = router.remembered.units.get(reported.session)
+    wanted_metrics = {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
-    if session is not None and "outcome" in reported.values:
-        measured["error"] = float(session.failed)
-        if session.acts:
-            measured["latency_s"] = session.seconds / session.acts
+    if remembered is not None and "outcome" in reported.values:
+        measured["error"] = float(remembered.failed)
+        if remembered.acts:
+            measured["latency_s"] = remembered.seconds / remembered.acts
     if "outcome" in reported.values:
         measured[COST] = 0.0  # 0 if no cost is noted, see `UnitReports`
     wanted_metrics -= set() if counts_cost(router.config) else {COST}

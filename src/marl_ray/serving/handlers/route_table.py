@@ -116,7 +116,8 @@ def find_route(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
 
     Raises RequestError 404 or 405 if there is none.
     """
-    routes, params = _FIXED_PATHS.get(path), _NO_PARAMS
+    routes = _FIXED_PATHS.get(path)
+    params = _NO_PARAMS
     if routes is None:
         parts = path.split("/")
         routes = {

@@ -84,7 +84,8 @@ async def change(action: Action, service: Service, request: Request) -> Response
 
     The form itself contains the admin key, so a foreign page cannot act for a person.
     """
-    router, base = service.endpoints.experiment(request.path_params["name"]), request.root_path
+    router = service.endpoints.experiment(request.path_params["name"])
+    base = request.root_path
     form: dict[str, str] = {}
     try:
         form = render.parse_form(await request.body())

@@ -56,7 +56,8 @@ class ClientDisconnectedError(Exception):
 
 def route_path(scope: Scope) -> str:
     """Return the path below the prefix that the application is mounted at."""
-    path, root = str(scope["path"]), str(scope.get("root_path") or "").rstrip("/")
+    path = str(scope["path"])
+    root = str(scope.get("root_path") or "").rstrip("/")
     if root and (path == root or path.startswith(root + "/")):
         path = path[len(root) :]
     return path.rstrip("/") or "/"
@@ -68,7 +69,8 @@ class Request:
     __slots__ = ("_hang_up_watcher", "_limit", "_receive", "headers", "id", "path", "path_params", "root_path")
 
     def __init__(self, scope: Scope, receive: Receive, max_body_bytes: int):
-        self._receive, self._limit = receive, max_body_bytes
+        self._receive = receive
+        self._limit = max_body_bytes
         self._hang_up_watcher: asyncio.Task[None] | None = None
         self.path = route_path(scope)
         self.path_params: Mapping[str, str] = {}

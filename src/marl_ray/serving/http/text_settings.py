@@ -41,7 +41,8 @@ def settings_of(data: JsonMapping) -> Settings:
         changes["top_k"] = _check_integer("top_k", top_k, 0, MAX_TOKENS)
     if seed is not None:
         _check_integer("seed", seed, -SEEDS, SEEDS - 1)
-    temperature, top_p = data.get("temperature"), data.get("top_p")
+    temperature = data.get("temperature")
+    top_p = data.get("top_p")
     if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
         raise RequestError(400, "temperature", f"expected a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
     if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):

@@ -101,7 +101,8 @@ def sorted_by_unit(
                 with path.open("wb") as file:
                     file.writelines(line + b"\n" for _, _, line in run)
                 runs.append(filter(None, map(parse, _lines_of(path))))
-                run, size = [], 0
+                run = []
+                size = 0
         run.sort(key=UNIT_AND_TIME)
         runs.append(filter(None, map(parse, (line for _, _, line in run))))
         for _, _, parsed_row in heapq.merge(*runs, key=UNIT_AND_TIME):

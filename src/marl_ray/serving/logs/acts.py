@@ -158,13 +158,17 @@ class ActLog:
             Segment.create(self._local, PREFIX, PARTIAL_SUFFIX).remove()
         except OSError as error:
             raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
-        self._segment_bytes, self._segment_s, self._limit = segment_bytes, segment_s, limit_bytes
+        self._segment_bytes = segment_bytes
+        self._segment_s = segment_s
+        self._limit = limit_bytes
         self._queue: deque[LoggedRequest] = deque()
         self._capacity = capacity
         self._refused = self._lost = 0
         self._open: dict[str, _OpenSegment] = {}
         self._sealed: deque[Segment] = deque()
-        self._closing, self._written, self._wake = threading.Event(), threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        self._written = threading.Event()
+        self._wake = threading.Event()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -204,7 +208,8 @@ class ActLog:
             _log.error("%d segments of logged requests are left in %s", len(self._sealed), self._local)
 
     def _run_writer(self) -> None:
-        failing, last = False, False
+        failing = False
+        last = False
         while not last:
             last = self._closing.wait(WRITE_INTERVAL_S)
             for experiment, lines in self._encode_queue().items():
@@ -251,7 +256,8 @@ class ActLog:
         self._open[experiment].segment.append(data)
 
     def _run_completer(self) -> None:
-        failing, last = False, False
+        failing = False
+        last = False
         try:
             segments = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL_SUFFIX}"))
             self._sealed.extend(segment for segment in segments if segment is not None)
@@ -276,10 +282,8 @@ class ActLog:
         """Give a segment its final name, compressed and in its place, and remove the partial one."""
         data = whole_lines(os.pread(segment.fd, segment.size, 0))
         if data:
-            experiment, name = (
-                segment.path.parent.name,
-                segment.path.name.removesuffix(PARTIAL_SUFFIX) + COMPLETE_SUFFIX,
-            )
+            experiment = segment.path.parent.name
+            name = segment.path.name.removesuffix(PARTIAL_SUFFIX) + COMPLETE_SUFFIX
             temporary = segment.path.with_name(f"{name}.tmp")
             with temporary.open("wb") as file:
                 file.write(pa.Codec("zstd").compress(data, asbytes=True))

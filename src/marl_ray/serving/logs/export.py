@@ -99,9 +99,10 @@ def export(experiments: ExperimentStore, units: UnitStore, experiment: str, deci
         names = experiments.names()
         instead = did_you_mean(experiment, names) if names else ""
         raise MarlRayError(f"experiment: unknown experiment {experiment!r}{instead}")
-    digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
+    digests = {name: arm["digest"] for name, arm in record.config["arms"].items()}
     filesystem, root = open_storage(out, "out")
-    remote, name = "://" in out, f"{experiment}.parquet"
+    remote = "://" in out
+    name = f"{experiment}.parquet"
     try:
         if not remote:
             Path(root).mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,9 @@ def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisi
     def of_units() -> Iterator[tuple[list[LoggedRequest], list[dict[str, object]]]]:
         """Yield the log and the rows of each unit that is kept."""
         for unit, of_unit in itertools.groupby(all_logged, key=lambda logged: logged.unit):
-            acts, outcome, cost = list(of_unit), outcome_of(unit), cost_of(unit)
+            acts = list(of_unit)
+            outcome = outcome_of(unit)
+            cost = cost_of(unit)
             if outcome is None:
                 counts["censored"] += 1
             elif {(act.arm, act.digest) for act in acts} != {(outcome.arm, digests.get(outcome.arm))}:
@@ -158,7 +161,8 @@ def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisi
             numbers += sum(map(_count_numbers, unit_rows))
             if len(rows) >= GROUP_ROWS or numbers >= GROUP_NUMBERS:
                 writer.write_table(pa.Table.from_pylist(rows, schema))
-                rows, numbers = [], 0
+                rows = []
+                numbers = 0
         if rows:
             writer.write_table(pa.Table.from_pylist(rows, schema))
     if not any(counts.values()):

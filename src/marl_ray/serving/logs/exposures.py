@@ -214,7 +214,9 @@ class ExposureLog:
                 self.spool.close()
 
     def _run_writer(self) -> None:
-        failing, pause, adopted_at = False, 0.0, -math.inf
+        failing = False
+        pause = 0.0
+        adopted_at = -math.inf
         while not self._closing.wait(pause):
             try:
                 self.flush()
@@ -227,7 +229,8 @@ class ExposureLog:
             except Exception as error:  # this thread must survive any error
                 if not failing:  # one line per outage, not two per second
                     _log.error("exposures wait %s: %s", "in memory" if self.spool is None else "on disk", error)
-                failing, pause = True, RETRY_S
+                failing = True
+                pause = RETRY_S
 
     def _run_spiller(self) -> None:
         failing = False

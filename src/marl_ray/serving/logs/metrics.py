@@ -78,7 +78,9 @@ class _CounterCollector(Collector):
     def __init__(
         self, arms: dict[str, dict[str, ArmCounters]], answers: dict[tuple[str, int], int], holdouts: dict[str, int]
     ):
-        self._arms, self._answers, self._holdouts = arms, answers, holdouts
+        self._arms = arms
+        self._answers = answers
+        self._holdouts = holdouts
 
     def collect(self) -> Iterator[Metric]:
         exposures = CounterMetricFamily("marl_ray_gateway_exposures", "Sessions first seen.", labels=ARM_LABELS)
@@ -184,7 +186,8 @@ class _ReplicaRegistry(CollectorRegistry):
 
     def __init__(self, registry: CollectorRegistry, replica: str):
         super().__init__()
-        self._registry, self._labels = registry, {"replica": replica}
+        self._registry = registry
+        self._labels = {"replica": replica}
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():

@@ -187,7 +187,8 @@ class Spool:
         data = os.pread(segment.fd, min(CHUNK_BYTES, segment.size - segment.read), segment.read)
         end = segment.read + len(data)
         if not data or end >= segment.size:  # the process died while it wrote this incomplete last line
-            data, end = data[: data.rfind(b"\n") + 1], segment.size
+            data = data[: data.rfind(b"\n") + 1]
+            end = segment.size
         elif b"\n" in data:
             data = data[: data.rindex(b"\n") + 1]
             end = segment.read + len(data)
@@ -205,7 +206,8 @@ class Spool:
         """Release all segments; the next process adopts them."""
         for segment in self._segments():
             os.close(segment.fd)
-        self.own_segments, self._adopted = [], []
+        self.own_segments = []
+        self._adopted = []
 
     def _segments(self) -> Iterator[Segment]:
         yield from self.own_segments

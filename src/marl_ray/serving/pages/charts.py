@@ -114,7 +114,8 @@ def scale_arm_intervals(
 ) -> dict[str, ScaledInterval]:
     """Return arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
     marks = [0.0, -margin, *(value for interval in intervals.values() for value in interval)]
-    low, size = min(marks), (max(marks) - min(marks)) or 1.0
+    low = min(marks)
+    size = (max(marks) - min(marks)) or 1.0
 
     def on(value: float) -> float:
         return round(4 + 92 * (value - low) / size, 2)
@@ -144,7 +145,9 @@ def draw_time_chart(
     ticks = multiples(step, low, high)
     labels = [round_to_step(value, step) for value in ticks]
     left = 12 + character * max((len(label) for label in labels), default=0)
-    right, top, bottom = width - 14, 10.0, height - 28
+    right = width - 14
+    top = 10.0
+    bottom = height - 28
 
     def x(at: float) -> float:
         return round(left + (right - left) * (at - first) / (last - first), 1)

@@ -115,7 +115,8 @@ def index_row(row: JsonMapping) -> JsonObject:
     """Return the row of one experiment in the list of all, with the share of traffic of each arm."""
     arms = part_of(row, "arms")
     colours = colours_of(list(arms), control_of(row))
-    stages, stage = row.get("stages"), finite_or_none(row.get("stage"))
+    stages = row.get("stages")
+    stage = finite_or_none(row.get("stage"))
     stage_count = len(stages) if isinstance(stages, list | tuple) else None
     return {
         "name": row["name"],
@@ -151,7 +152,8 @@ def steps_of(report: JsonMapping) -> list[tuple[str, str]]:
 
     A class is `done`, `here`, `ahead`, or `skipped` where the end came before.
     """
-    status, stages = report["status"], _stages(report)
+    status = report["status"]
+    stages = _stages(report)
     labels = ["draft", *stages, status if status in FINAL_STATUSES else "promoted"]
     stage = min(int(finite_or_none(report.get("stage")) or 0), len(stages) - 1)
     reached = 0 if status == "draft" else 1 + stage
@@ -175,19 +177,20 @@ def decision_of(report: JsonMapping) -> JsonObject | None:
 def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
     """Return the row of each arm, with its units, its mean, and its difference from the control."""
     arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
-    of_means, of_gaps, gaps = [], [], {}
+    of_means = []
+    of_gaps = []
+    gaps = {}
     for name, arm in arms.items():
-        mean, gap, around = (
-            finite_or_none(arm.get("mean")),
-            finite_or_none(arm.get("difference")),
-            _interval(arm.get("interval")),
-        )
+        mean = finite_or_none(arm.get("mean"))
+        gap = finite_or_none(arm.get("difference"))
+        around = _interval(arm.get("interval"))
         of_means += [value for value in (mean, *(around or ())) if value is not None]
         between = _interval(arm.get("difference_interval"))
         of_gaps += [value for value in (gap, *(between or ())) if value is not None]
         if between is not None and gap is not None:
             gaps[name] = (between[0], gap, between[1])
-    step, gap_step = display_step(of_means), display_step(of_gaps)
+    step = display_step(of_means)
+    gap_step = display_step(of_gaps)
     scale = scale_arm_intervals(gaps, margin_of(report) or 0.0)
     return [
         {
@@ -247,7 +250,8 @@ def promotion_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[Json
 
 def _outcome_tests(report: JsonMapping, key: str, level: str) -> list[JsonMapping]:
     """Return the outcome's tests, one per treatment, in the form of a guardrail."""
-    arms, config = part_of(report, "arms"), part_of(report, "config")
+    arms = part_of(report, "arms")
+    config = part_of(report, "config")
     control = part_of(arms, str(control_of(report)))
     tests: list[JsonMapping] = []
     for name in arms:
@@ -312,8 +316,10 @@ def shadow_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObj
     rows = []
     for arm in part_of(report, "shadow"):
         totals = part_of(report["shadow"], arm)
-        acts, seconds = finite_or_none(totals.get("acts")), finite_or_none(totals.get("seconds"))
-        decisions, agreed = finite_or_none(totals.get("decisions")), finite_or_none(totals.get("agreed"))
+        acts = finite_or_none(totals.get("acts"))
+        seconds = finite_or_none(totals.get("seconds"))
+        decisions = finite_or_none(totals.get("decisions"))
+        agreed = finite_or_none(totals.get("agreed"))
         rows.append(
             {
                 "arm": arm,
@@ -358,7 +364,8 @@ def change_row(entry: JsonMapping) -> JsonObject:
 def actions_of(report: JsonMapping) -> JsonObject:
     """Return the possible actions: for each treatment, and for the experiment as (action, label)."""
     allowed = {action for action in Action if report["status"] in ALLOWED_STATUSES[action]}
-    stage, stages = int(finite_or_none(report.get("stage")) or 0), _stages(report)
+    stage = int(finite_or_none(report.get("stage")) or 0)
+    stages = _stages(report)
     if stage + 1 >= len(stages):
         allowed.discard(Action.NEXT_STAGE)
     labels = _ACTION_LABELS | {Action.NEXT_STAGE: f"Next stage: {stages[min(stage + 1, len(stages) - 1)]}"}

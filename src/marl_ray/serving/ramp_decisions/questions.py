@@ -170,7 +170,8 @@ def run_test(
     With `excludes_missing`, units that do not report the metric do not count, so a proof must hold for the lowest and
     highest values that they may have had (`experiments/statistics/missing_outcomes.py`).
     """
-    control, arms = plan.control, len(plan.weights)
+    control = plan.control
+    arms = len(plan.weights)
     treatment, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
     margin = relative * other.mean if relative is not None and other.n else measure.margin
@@ -264,12 +265,15 @@ class ArmQuestion:
 
         With `nearer` they are nearer to the mean if that costs less.
         """
-        look, measure, comparison = self.look, self.measure, self._comparison
+        look = self.look
+        measure = self.measure
+        comparison = self._comparison
         reported = look.pooled_moments(measure.name, *self.arms)
         low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
-        shift, scale = measure.absolute if measure.is_higher_better else -measure.absolute, measure.scale
+        shift = measure.absolute if measure.is_higher_better else -measure.absolute
+        scale = measure.scale
         value = shifted_ends(low, high, shift, scale)[ENDS.index(end)]
         if nearer:
             value = nearer_end(reported, value, look.pair(*comparison), look.reporting.pair(*comparison))

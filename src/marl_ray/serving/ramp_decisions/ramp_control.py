@@ -110,9 +110,11 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
 
     Raises MarlRayError if this version cannot read it.
     """
-    fields, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
-    arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
-    data = {key: value for key, value in record.config.items() if key in fields}
+    arms = {
+        name: {key: value for key, value in arm.items() if key in ArmConfig.model_fields}
+        for name, arm in record.config["arms"].items()
+    }
+    data = {key: value for key, value in record.config.items() if key in ExperimentConfig.model_fields}
     complete = data | {"name": record.name, "arms": arms}
     return parse_config(ExperimentConfig, complete, source=f"experiment {record.name!r}")
 
@@ -127,7 +129,8 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
 
 def judge_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
-    plan, excluded = record.plan, measures_without_missing(config)
+    plan = record.plan
+    excluded = measures_without_missing(config)
 
     def test_all(side: int, measure: Measure, alpha: float) -> tuple[ArmTest, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
@@ -179,7 +182,8 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
 
     The treatments share the alarm's level.
     """
-    plan, counts = record.plan, look.reported.get(metric, {})
+    plan = record.plan
+    counts = look.reported.get(metric, {})
 
     def counts_of(arm: str) -> tuple[int, int]:
         return counts.get(arm, 0), look.units[arm].judged if arm in look.units else 0
@@ -187,7 +191,8 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     reports = []
     for arm in plan.treatments:
         pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
-        level, binary = ALARM_LEVEL / len(plan.treatments), config.randomize == "session"
+        level = ALARM_LEVEL / len(plan.treatments)
+        binary = config.randomize == "session"
         test = judge_reporting(*pair, min_outcomes=config.min_outcomes, binary=binary, alpha=level)
         reports.append(Reporting(metric, arm, *counts_of(arm), *counts_of(plan.control), test))
     return reports
@@ -230,7 +235,8 @@ def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: Experi
         ExperimentStatus.PROMOTED,
     ):
         return None
-    results, now = read_results(evidence, record, config), time.time()
+    results = read_results(evidence, record, config)
+    now = time.time()
     decision = decide_step(record, results.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.has_automatic_promotion):
@@ -254,7 +260,8 @@ def _reallocate(
 
     Every arm must have enough outcomes, and the arms' exposures and reports must match their shares.
     """
-    state, plan = record.state, record.plan
+    state = record.state
+    plan = record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
     remaining = [arm for arm in plan.weights if arm not in state.rolled_back]
     is_enough = all(results.look.summary("outcome", arm).n >= config.min_outcomes for arm in remaining)

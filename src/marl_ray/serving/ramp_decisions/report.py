@@ -40,14 +40,18 @@ def describe(
     `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. With
     probability 1 - config.alpha all intervals of the differences hold together, at all looks.
     """
-    plan, state, look = record.plan, record.state, results.look
+    plan = record.plan
+    state = record.state
+    look = results.look
     total = math.fsum(record.weights.values())
     outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
     largest = max(outcome.variance for outcome in outcomes.values())
     decision = decide_step(record, results.evidence, time.time() if now is None else now)
     rows: JsonObject = {}
     for arm, outcome in outcomes.items():
-        units, stored, arm_facts = look.units.get(arm, _NO_UNITS), record.config["arms"][arm], arms.get(arm, {})
+        units = look.units.get(arm, _NO_UNITS)
+        stored = record.config["arms"][arm]
+        arm_facts = arms.get(arm, {})
         interval = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
         rows[arm] = {
             "bundle": stored.get("bundle") or stored.get("url"),
@@ -130,9 +134,9 @@ def _setting_warnings(config: ExperimentConfig) -> list[str]:
 def _same_weights_warnings(record: ExperimentRecord) -> list[str]:
     """Return one sentence for each group of arms that have the same weights, whatever their bundles are called."""
     groups: dict[str, list[str]] = {}
-    for arm, part in record.config["arms"].items():
-        if (weights := part.get("weights_sha256")) is not None:
-            groups.setdefault(weights, []).append(arm)
+    for name, arm in record.config["arms"].items():
+        if (weights := arm.get("weights_sha256")) is not None:
+            groups.setdefault(weights, []).append(name)
     return [
         f"Arms {', '.join(arms)} have the same weights: they do not differ but by chance, and a rollback of one keeps the "
         "weights of all from later experiments."
@@ -158,7 +162,8 @@ def _missing_warnings(results: LookResults) -> list[str]:
 
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RampPlan, alpha: float) -> Interval:
     """Return the bounds of treatment - control by the tests that decide, each at half of alpha."""
-    measure, missing = shown_outcome_of(config), "outcome" in measures_without_missing(config)
+    measure = shown_outcome_of(config)
+    missing = "outcome" in measures_without_missing(config)
     rules: QuestionRules = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
     below, above = (run_test(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
     is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes

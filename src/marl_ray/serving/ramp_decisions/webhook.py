@@ -53,7 +53,8 @@ class Webhook:
         self._notices = notices
         self._endpoints = endpoints
         self._secret = secret.encode()
-        self._news, self._closing = threading.Event(), threading.Event()
+        self._news = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
 
     def start(self) -> None:
@@ -73,7 +74,8 @@ class Webhook:
 
     def deliver(self) -> float:
         """Send the due notices and return the seconds until the next one may be due. Raises StoreError."""
-        now, endpoints = time.time(), self._endpoints()
+        now = time.time()
+        endpoints = self._endpoints()
         pause = CHECK_S
         for entry, attempts in self._notices.due_changes(endpoints.keys(), now - self._config.deadline_s, now):
             now = time.time()
@@ -110,7 +112,8 @@ class Webhook:
             return one_line(error)
 
     def _run(self) -> None:
-        failing, pause = False, 0.0
+        failing = False
+        pause = 0.0
         while not self._closing.is_set():
             self._news.wait(pause)
             self._news.clear()
@@ -120,4 +123,5 @@ class Webhook:
             except Exception as error:  # the thread must survive until the database is back
                 if not failing:
                     _log.error("webhook: what is due is not known: %s", one_line(error))
-                failing, pause = True, CHECK_S
+                failing = True
+                pause = CHECK_S

@@ -33,10 +33,12 @@ class ArmLookups:
         """`read` blocks on the database; at most `threads` of its calls are under way."""
         self.read = read
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-lookup")
-        self._max_statements, self._statements = threads, set[asyncio.Task[None]]()
+        self._max_statements = threads
+        self._statements = set[asyncio.Task[None]]()
         self._waiting: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._under_way: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
-        self._is_send_due, self._next_at = False, 0.0
+        self._is_send_due = False
+        self._next_at = 0.0
 
     async def look_up(self, experiment: str, unit: str) -> Assignment | None:
         """Return the arm of the unit's exposure in the store, None if it has none. Raises the errors of `read`."""
@@ -56,7 +58,8 @@ class ArmLookups:
 
     def _send(self) -> None:
         loop = asyncio.get_running_loop()
-        self._is_send_due, self._next_at = False, loop.time() + MIN_INTERVAL_S
+        self._is_send_due = False
+        self._next_at = loop.time() + MIN_INTERVAL_S
         batch = dict(list(self._waiting.items())[:MAX_UNITS])
         for key in batch:
             del self._waiting[key]

@@ -16,6 +16,7 @@ from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current_experiment, draining_experiments, remembering_experiment
 from marl_ray.serving.routing.experiment.assignment_rules import UnitArm
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
@@ -33,6 +34,8 @@ class SessionArm(NamedTuple):
     """A session and the arm that it is assigned to; `expose` records that it has met the arm."""
 
     router: Router
+    arms: LoadedArms
+    """The arms that answer the request, as they were loaded when it was assigned."""
     session: str
     unit_arm: UnitArm
     is_unit: bool
@@ -62,7 +65,7 @@ class SessionArm(NamedTuple):
 
     def count_answer(self, seconds: float) -> None:
         """Count an answer to the session and the seconds that it took."""
-        remembered = self.router.remembered.sessions.get(self.session) if self.is_unit else None
+        remembered = self.router.remembered.units.get(self.session) if self.is_unit else None
         if remembered is not None:
             remembered.acts += 1
             remembered.seconds += seconds
@@ -75,7 +78,7 @@ class SessionArm(NamedTuple):
         """
         if not self.is_unit or not counts_cost(self.router.config):
             return
-        remembered = self.router.remembered.sessions.get(self.session)
+        remembered = self.router.remembered.units.get(self.session)
         if usd is None or usd > 0 or (remembered is not None and remembered.acts == 1):
             reports.note_cost(self.router.config.name, self.session, usd)
 
@@ -89,7 +92,8 @@ class Assigner:
         """`read` looks up sessions' arms in the database, and blocks; `holdouts` are shares by endpoint."""
         self.lookups = ArmLookups(read, LOOKUP_THREADS)
         self._circuit = Breaker(LOOKUP_CIRCUIT)
-        self._holdouts, self._metrics = holdouts, metrics
+        self._holdouts = holdouts
+        self._metrics = metrics
 
     def close(self) -> None:
         """End the threads that look up arms in the database."""
@@ -119,13 +123,12 @@ class Assigner:
                 has_met = await self._have_met(others, session)
                 router = next((candidate for candidate, has in zip(others, has_met, strict=True) if has), router)
         if forced is not None:
-            if forced not in router.arms:
+            arms = router.arms
+            if forced not in arms:
                 reason = "not loaded here" if forced in router.config.arms else "unknown"
-                message = f"{forced!r} is {reason}{did_you_mean(forced, router.arms)}"
-                raise InvalidRequestError(message, "x-arm")
-            return SessionArm(
-                router, session, UnitArm(Assignment(forced, router.rules.state.epoch, 1.0)), is_unit=False
-            )
+                raise InvalidRequestError(f"{forced!r} is {reason}{did_you_mean(forced, arms)}", "x-arm")
+            unit_arm = UnitArm(Assignment(forced, arms.state.epoch, 1.0))
+            return SessionArm(router, arms, session, unit_arm, is_unit=False)
         holdout = self._is_held_out(router, session, cluster_id)
         rules = router.rules
         is_unit = rules.is_in_share(session, cluster_id)
@@ -137,10 +140,10 @@ class Assigner:
             is_unit = (await self._have_met([router], session))[0]
         if is_unit:
             unit_arm = router.known_arm(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
-            return SessionArm(router, session, unit_arm, is_unit=True)
+            return SessionArm(router, router.arms, session, unit_arm, is_unit=True)
         rules = router.rules  # again, because they may have changed during a lookup
         outside = rules.control_assignment if holdout else rules.production_assignment
-        return SessionArm(router, session, UnitArm(outside), is_unit=False, holdout=holdout)
+        return SessionArm(router, router.arms, session, UnitArm(outside), is_unit=False, holdout=holdout)
 
     def expose(self, session_arm: SessionArm) -> Assignment:
         """Record the exposure before the pass, because a session has met its arm even if the arm then fails."""
@@ -170,7 +173,7 @@ class Assigner:
         unknown = [
             router
             for router in routers
-            if session not in router.remembered.sessions and not router.remembered.is_absent(session)
+            if session not in router.remembered.units and not router.remembered.is_absent(session)
         ]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
@@ -179,7 +182,7 @@ class Assigner:
                 router.remembered.note_absent(session)
             else:
                 stored.add(router.config.name)
-        return [session in router.remembered.sessions or router.config.name in stored for router in routers]
+        return [session in router.remembered.units or router.config.name in stored for router in routers]
 
     def _is_held_out(self, router: Router, session: str, cluster_id: str | None) -> bool:
         endpoint = router.config.served_as

@@ -24,7 +24,7 @@ class Endpoints:
         self.routers: dict[str, Router] = {}
         self._served: dict[str, tuple[Router, ...]] = {}
         self._acting: dict[str, tuple[Router, ...]] = {}
-        """Endpoint -> its experiments that hold arms."""
+        """Endpoint -> its experiments that have loaded arms."""
         self._changing = threading.Lock()
 
     def add(self, router: Router) -> Router:
@@ -48,18 +48,19 @@ class Endpoints:
     def add_arms(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
         """Let an experiment answer with these arms too. Those that it has already, by another thread, are closed."""
         with self._changing:
-            held = router.arms
-            router.hold({**arms, **held})
+            loaded_arms = router.arms
+            router.replace_arms({**arms, **loaded_arms})
             self._note_acting()
         for name, arm in arms.items():
-            if name in held:
+            if name in loaded_arms:
                 arm.close()
 
     def drop_arms(self, router: Router, arms: Collection[str]) -> list[Arm | TextArm]:
         """Let an experiment answer with these arms no longer, and return those that it had, for the caller to close."""
         with self._changing:
-            dropped = [part for arm, part in router.arms.items() if arm in arms]
-            router.hold({arm: part for arm, part in router.arms.items() if arm not in arms})
+            loaded_arms = router.arms
+            dropped = [arm for name, arm in loaded_arms.items() if name in arms]
+            router.replace_arms({name: arm for name, arm in loaded_arms.items() if name not in arms})
             self._note_acting()
         return dropped
 
@@ -90,9 +91,9 @@ class Endpoints:
         raise _unknown(name, {**self._served, **self.routers})
 
     def acting_routers(self, name: object) -> Sequence[Router]:
-        """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones.
+        """Return the experiments behind a name that have loaded arms, newest first, so that acts skip ended ones.
 
-        All experiments behind the name if none holds arms. Raises as `routers_of` does.
+        All experiments behind the name if none has any. Raises as `routers_of` does.
         """
         routers = self.routers_of(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
@@ -125,7 +126,7 @@ def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | N
 
 def remembering_experiment(routers: Iterable[Router], unit: str) -> Router | None:
     """Return the first of these experiments in which this replica remembers the unit, None if there is none."""
-    return next((router for router in routers if unit in router.remembered.sessions), None)
+    return next((router for router in routers if unit in router.remembered.units), None)
 
 
 def draining_experiments(routers: Sequence[Router], entered: Router) -> list[Router]:

@@ -24,6 +24,7 @@ from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
 from marl_ray.serving.errors import RETRY_AFTER_S, InvalidRequestError, ServingError, UnavailableError
 from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.logs.metrics import GatewayMetrics
+from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
@@ -38,25 +39,28 @@ class Failures:
 
     def __init__(self, reports: UnitReports, metrics: GatewayMetrics, roll_back: Callable[[Router, str, str], None]):
         """`roll_back` is given the experiment, the arm and a reason."""
-        self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
+        self.reports = reports
+        self.metrics = metrics
+        self.roll_back = roll_back
 
-    def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
-        """Return the attempts to answer one request of a session of this arm."""
-        return Attempts(self, router, session, arm)
+    def attempts(self, session_arm: SessionArm, arm: str) -> "Attempts":
+        """Return the attempts to answer one request of a session, whose own arm is `arm` since its exposure."""
+        return Attempts(self, session_arm, arm)
 
 
 class Attempts:
     """The arms that one request has tried."""
 
-    __slots__ = ("_answered_by", "_arm", "_errors", "_failed", "_failures", "_router", "_session")
+    __slots__ = ("_answered_by", "_arm", "_arms", "_errors", "_failed", "_failures", "_router", "_session")
 
-    def __init__(self, failures: Failures, router: Router, session: str, arm: str):
+    def __init__(self, failures: Failures, session_arm: SessionArm, arm: str):
         """`arm` is the session's own arm."""
         self._answered_by: str | None = None
         """The arm that answered, or that answered only for comparison."""
         self._failures = failures
-        self._router = router
-        self._session = session
+        self._router = session_arm.router
+        self._arms = session_arm.arms
+        self._session = session_arm.session
         self._arm = arm
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
@@ -73,7 +77,7 @@ class Attempts:
         """
         router = self._router
         try:
-            for arm in router.arms.answering_arms(self._arm):
+            for arm in self._arms.answering_arms(self._arm):
                 circuit = router.circuits[arm]
                 ticket = circuit.allow()
                 if not ticket:
@@ -111,12 +115,12 @@ class Attempts:
 
     def _comparison_arm(self) -> str | None:
         """Return the first treatment that gets traffic and whose circuit is closed; None if there is none."""
-        router = self._router
-        state = router.rules.state
+        state = self._arms.state
         if [arm for arm, _, _ in self._failed] != [state.control]:
             return None
-        treatments = (arm for arm in router.arms if arm != state.control and arm not in state.rolled_back)
-        return next((arm for arm in treatments if router.circuits[arm].state is CircuitState.CLOSED), None)
+        treatments = (arm for arm in self._arms if arm != state.control and arm not in state.rolled_back)
+        circuits = self._router.circuits
+        return next((arm for arm in treatments if circuits[arm].state is CircuitState.CLOSED), None)
 
     def _refusal(self, field: str | None) -> ServingError:
         """Return the error for a client whose request no arm has answered.
@@ -126,7 +130,7 @@ class Attempts:
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return InvalidRequestError("every arm's log-probabilities of this input are not finite", field)
         router = self._router
-        wait = router.circuits[router.rules.state.control].retry_after_s or RETRY_AFTER_S
+        wait = router.circuits[self._arms.state.control].retry_after_s or RETRY_AFTER_S
         return UnavailableError(f"no arm of experiment {router.config.name!r} answers", wait)
 
     def _count_failures(self) -> None:
@@ -135,7 +139,7 @@ class Attempts:
         for arm, ticket, error in self._failed:
             self._count_failure(arm, ticket, error, another_answered)
         # An arm that is not loaded here (its bundle is gone, or the experiment has ended) has not failed.
-        if another_answered and self._answered_by != self._arm and self._arm in self._router.arms:
+        if another_answered and self._answered_by != self._arm and self._arm in self._arms:
             was_tried = any(arm == self._arm for arm, _, _ in self._failed)
             if was_tried or self._router.circuits[self._arm].failed_rounds:
                 self._note_session_failed()
@@ -150,9 +154,10 @@ class Attempts:
             self._note_session_failed()
 
     def _count_failure(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
-        router, failures = self._router, self._failures
-        circuit, is_treatment = router.circuits[arm], arm != router.rules.state.control
-        is_arms_fault = another_answered and is_treatment
+        router = self._router
+        failures = self._failures
+        circuit = router.circuits[arm]
+        is_arms_fault = another_answered and arm != self._arms.state.control
         if not is_arms_fault and not isinstance(error, LostError):
             circuit.forget(ticket)
             return
@@ -169,7 +174,7 @@ class Attempts:
             failures.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
 
     def _note_session_failed(self) -> None:
-        remembered = self._router.remembered.sessions.get(self._session)
+        remembered = self._router.remembered.units.get(self._session)
         if remembered is not None and remembered.assignment.arm == self._arm and not remembered.failed:
             remembered.failed = True
             self._failures.reports.note_failure(self._router.config.name, self._session)

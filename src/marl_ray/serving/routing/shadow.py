@@ -108,7 +108,8 @@ class Shadows:
 
         async def compare() -> CopyComparison:
             chunks = await _await_response(writer, replace(request, logged=True, streamed=False, has_names=False))
-            agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].start
+            agreed = "".join(chunk.text for chunk in chunks) == text
+            began = chunks[0].start
             if began is None or not ids or not isinstance(writer, ScoringArm):  # one of the two arms reports no tokens
                 return CopyComparison(1, int(agreed))
             tokens, log_prob = await writer.score(request.agent, began.prompt_ids, ids, text)

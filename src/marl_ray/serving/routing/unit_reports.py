@@ -60,12 +60,14 @@ class UnitReports:
     """The queue of one replica, over all experiments. Safe to use from several threads."""
 
     def __init__(self, store: UnitStore, exposures: ExposureLog):
-        self._store, self._exposures = store, exposures
+        self._store = store
+        self._exposures = exposures
         self._waiting: dict[tuple[str, str], _QueuedReports] = {}
         """(Experiment, session) -> its reports, the oldest first."""
         self._is_dropping = False
         """True if the queue was full since it was last written; one line of the log says so."""
-        self._changing, self._writing = threading.Lock(), threading.Lock()
+        self._changing = threading.Lock()
+        self._writing = threading.Lock()
 
     def note_failure(self, experiment: str, session: str) -> None:
         """Queue that the session's arm failed: its `error` becomes 1. Never blocks."""

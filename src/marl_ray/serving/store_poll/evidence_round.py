@@ -8,8 +8,8 @@ from dataclasses import asdict
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.facade import Stores
-from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
-from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
+from marl_ray.serving.arm_loading.arm_loader import ArmLoader
+from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
 from marl_ray.serving.ramp_decisions.ramp_control import decide
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
@@ -34,15 +34,18 @@ class EvidenceRound:
         stores: Stores,
         live_experiments: LiveExperiments,
         unit_reports: UnitReports,
-        arms: ArmHolder,
+        arm_loader: ArmLoader,
         ended: EndedExperiments,
     ):
         """Judge `live_experiments`, but of those that have ended only the ones that `ended` has as due.
 
-        `arms` knows which experiments still serve.
+        `arm_loader` knows which experiments still serve.
         """
-        self._stores, self._live_experiments, self._unit_reports = stores, live_experiments, unit_reports
-        self._arms, self._ended = arms, ended
+        self._stores = stores
+        self._live_experiments = live_experiments
+        self._unit_reports = unit_reports
+        self._arm_loader = arm_loader
+        self._ended = ended
         self.winners_at = 0.0
         """Moment of the next look at promoted experiments, in monotonic seconds."""
         self._replica = secrets.token_hex(8)
@@ -75,7 +78,7 @@ class EvidenceRound:
             names |= {name for name, at in due.items() if at <= moment}
         if now >= self.winners_at:
             self.winners_at = now + WINNER_S
-            serving_routers = (routers[name] for name, arms in self._arms.needed.items() if arms)
+            serving_routers = (routers[name] for name, arms in self._arm_loader.needed.items() if arms)
             names |= {
                 router.config.name
                 for router in serving_routers

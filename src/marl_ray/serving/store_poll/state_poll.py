@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
-from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
-from marl_ray.serving.loaded_arms.needed_arms import API_ORIGIN
+from marl_ray.serving.arm_loading.arm_loader import ArmLoader
+from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
+from marl_ray.serving.arm_loading.needed_arms import API_ORIGIN
 from marl_ray.serving.ramp_decisions.ramp_control import config_of
 from marl_ray.serving.ramp_decisions.webhook import Webhook
 from marl_ray.serving.routing.experiment.followable_states import followable_state, unknown_arms
@@ -27,13 +27,20 @@ class StatePoll:
     """
 
     def __init__(
-        self, live_experiments: LiveExperiments, arms: ArmHolder, ended: EndedExperiments, webhook: Webhook | None
+        self,
+        live_experiments: LiveExperiments,
+        arm_loader: ArmLoader,
+        ended: EndedExperiments,
+        webhook: Webhook | None,
     ):
-        """Change `live_experiments`, and let `arms` hold what the states need.
+        """Change `live_experiments`, and let `arm_loader` load what the states need.
 
         `ended` is told which experiments end, and `webhook` is woken when there is news.
         """
-        self._live_experiments, self._arms, self._ended, self._webhook = live_experiments, arms, ended, webhook
+        self._live_experiments = live_experiments
+        self._arm_loader = arm_loader
+        self._ended = ended
+        self._webhook = webhook
         self._polling = threading.Lock()
         """All below is read and written with it held."""
         self._states: Mapping[str, AssignmentState] = {}
@@ -51,15 +58,17 @@ class StatePoll:
         """
         # One thread at a time, so that no older state replaces a newer one.
         with self._polling:
-            requested_at, reported_at = time.monotonic(), self._reported_at
+            requested_at = time.monotonic()
+            reported_at = self._reported_at
             states = self._live_experiments.store.states()
             has_news = states is not self._states
-            if has_news or self._arms.is_due(requested_at):
+            if has_news or self._arm_loader.is_due(requested_at):
                 self._apply_states(states, reported_at)
-                self._arms.load_and_drop(states, self._ended.draining_experiments(time.time()), waits)
+                self._arm_loader.load_and_drop(states, self._ended.draining_experiments(time.time()), waits)
             if has_news and self._webhook is not None:
                 self._webhook.wake()
-            self._states, self._reported_at = states, requested_at
+            self._states = states
+            self._reported_at = requested_at
 
     def _apply_states(self, states: Mapping[str, AssignmentState], reported_at: float) -> None:
         routers = self._live_experiments.endpoints.routers
@@ -85,7 +94,8 @@ class StatePoll:
 
     def _followable(self, router: Router, state: AssignmentState) -> AssignmentState:
         """Return what a router can follow of a state, and log once that another gateway's config has added arms."""
-        name, arms = router.config.name, router.config.arms.keys()
+        name = router.config.name
+        arms = router.config.arms.keys()
         unknown = unknown_arms(arms, state)
         if unknown and self._logged_arms.get(name) != unknown:
             self._logged_arms[name] = unknown

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.facade import Stores
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.serving.loaded_arms.arm_holder import ArmHolder
-from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
-from marl_ray.serving.loaded_arms.preloader import Preloader
+from marl_ray.serving.arm_loading.arm_loader import ArmLoader
+from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
+from marl_ray.serving.arm_loading.preloader import Preloader
 from marl_ray.serving.ramp_decisions.webhook import Webhook
 from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.store_poll.ended_experiments import EndedExperiments
@@ -47,9 +47,9 @@ class StoreFollower:
     ):
         """Follow the store: change `live_experiments`, and wake `webhook` when there is news."""
         self.ended = EndedExperiments()
-        self.arms = ArmHolder(live_experiments)
-        self.evidence = EvidenceRound(stores, live_experiments, unit_reports, self.arms, self.ended)
-        self._states = StatePoll(live_experiments, self.arms, self.ended, webhook)
+        self.arm_loader = ArmLoader(live_experiments)
+        self.evidence = EvidenceRound(stores, live_experiments, unit_reports, self.arm_loader, self.ended)
+        self._states = StatePoll(live_experiments, self.arm_loader, self.ended, webhook)
         self._preloader = Preloader(live_experiments, notices)
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []

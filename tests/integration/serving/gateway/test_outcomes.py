@@ -237,7 +237,7 @@ async def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch
     async with serving(config) as (client, app):
         for i in range(20):
             await act(client, f"s{i % 10}")
-        assert len(app.service.endpoints.routers["exp"].remembered.sessions) == 3
+        assert len(app.service.endpoints.routers["exp"].remembered.units) == 3
         app.service.exposures.capacity = 0
         await act(client, "late")
         app.service.exposures.capacity = 10

@@ -94,7 +94,7 @@ async def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp
         lacking = await client.get("/ready")  # the control is still to come
         app.service.endpoints.drop_arms(router, {"four"})
         app.service.endpoints.add_arms(router, {"one": arm})
-        app.service.follower.arms.missing["exp"] = {"four": "its bundle is gone"}
+        app.service.follower.arm_loader.missing["exp"] = {"four": "its bundle is gone"}
         degraded = await client.get("/ready")
     state = ready.json()
     assert (ready.status_code, state["ready"], state["missing"]) == (200, True, [])

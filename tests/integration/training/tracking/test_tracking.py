@@ -185,7 +185,7 @@ def test_a_missing_version_is_answered_with_the_others_in_a_registry_of_several_
 
 def test_an_experiment_keeps_the_version_that_an_alias_named(registry):
     from marl_ray.config import ExperimentConfig
-    from marl_ray.serving.loaded_arms.loaded_bundles import pin_aliases
+    from marl_ray.serving.arm_loading.loaded_bundles import pin_aliases
 
     run_config, _ = registry
     arms = {"control": {"bundle": "models:/toy/1"}, "best": {"bundle": "models:/toy@best"}}

@@ -48,7 +48,7 @@ async def test_bad_questions_are_named(config):
     assert messages == [(400, "session_id"), (400, "expose"), (400, "observations"), (404, "experiment")]
 
 
-async def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monkeypatch):
+async def test_a_bundle_that_one_replica_loads_ahead_all_load(bundles, tmp_path, monkeypatch):
     config = gateway_config(bundles, tmp_path / "x.db")
     extra = make_bundle(tmp_path, 2)
 
@@ -56,7 +56,7 @@ async def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path,
         first.service.notices.preload(extra, 4e9)  # as `POST /models/{version}/load` does
         await until_async(
             lambda: extra in first.service.live_experiments.models and extra in second.service.live_experiments.models,
-            "both replicas to hold the bundle",
+            "both replicas to load the bundle",
         )
         listed = (await client.get("/v1/models")).json()["models"]
         assert extra in {model["bundle"] for model in listed}

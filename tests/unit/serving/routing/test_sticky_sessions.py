@@ -74,6 +74,6 @@ async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statemen
         read = app.service.assigner.lookups.read
         app.service.assigner.lookups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
         fresh = (await act(client, "new"))["experiment"]
-        app.service.endpoints.routers["e2"].remembered.sessions.clear()  # as after a restart
+        app.service.endpoints.routers["e2"].remembered.units.clear()  # as after a restart
         assert (fresh, (await act(client, "s2"))["experiment"]) == ("e5", "e2")
     assert statements == [5, 3]  # that s2 was not in e0 and e1 has just been told

@@ -99,7 +99,8 @@ class ExternalArm:
                 self._loop.call_soon_threadsafe(self._close_client)
 
     def _close_client(self) -> None:
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
             self.run_in_background(client.aclose())
 
@@ -196,7 +197,8 @@ async def _stream_chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerat
                     )
                     if chunk.text or chunk.names:
                         yield chunk
-            counts = token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
+            prompt_tokens = token_count(usage.get("prompt_tokens"))
+            completion_tokens = token_count(usage.get("completion_tokens"))
             text = "\n".join(write_call(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ArmError(
@@ -206,16 +208,16 @@ async def _stream_chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerat
             await lines.aclose()
         if finish is None:
             return
-        ended, (prompt, completion) = FINISH_REASONS.get(str(finish), "stop"), counts
+        ended = FINISH_REASONS.get(str(finish), "stop")
         yield ResponseChunk(
             text,
             [],
             [],
             ended,
-            prompt or 0,
+            prompt_tokens or 0,
             [],
-            tokens_without_ids=completion or 0,
-            cost_usd=arm.cost_of(prompt, completion),
+            tokens_without_ids=completion_tokens or 0,
+            cost_usd=arm.cost_of(prompt_tokens, completion_tokens),
         )
 
 

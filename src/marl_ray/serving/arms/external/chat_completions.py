@@ -14,7 +14,8 @@ SEED_MASK = (1 << 31) - 1
 
 def chat_request(model: str, request: TextRequest) -> dict[str, object]:
     """Return the body of a request for a streamed chat completion."""
-    prompt, changes = request.prompt, request.changes
+    prompt = request.prompt
+    changes = request.changes
     messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt  # type: ignore[assignment]
     body: dict[str, object] = {
         "model": model,

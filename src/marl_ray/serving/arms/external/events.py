@@ -28,7 +28,9 @@ async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
 
     Raises ArmError if the response, or a line of it, is too long.
     """
-    incomplete_line, bytes_read, is_first_line = b"", 0, True
+    incomplete_line = b""
+    bytes_read = 0
+    is_first_line = True
     async for part in parts:
         bytes_read += len(part)
         *lines, incomplete_line = (incomplete_line + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -38,7 +40,8 @@ async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
                 new_pass_number(),
             )
         for line in lines:
-            line, is_first_line = line.removeprefix(_BOM) if is_first_line else line, False
+            line = line.removeprefix(_BOM) if is_first_line else line
+            is_first_line = False
             if line.startswith(b"data:"):
                 if line[5:].strip() == END_DATA:
                     await _drain(parts)

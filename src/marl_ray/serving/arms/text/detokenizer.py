@@ -41,7 +41,8 @@ class Detokenizer:
         self._held_back += self._decode(ids, is_last)
         stops_at = [at for stop in self._hidden if (at := self._held_back.find(stop)) >= 0]
         if stops_at:
-            text, self._held_back = self._held_back[: min(stops_at)], ""
+            text = self._held_back[: min(stops_at)]
+            self._held_back = ""
             return text
         if self._plain_texts:
             self._newest_ids = [*self._newest_ids, *ids][-self._window :]
@@ -57,7 +58,8 @@ class Detokenizer:
         ends = (*self._hidden, *(f"{plain}\0" for plain in self._plain_texts.values()))
         keep = 0 if is_last else max((_overlap(self._held_back, stop) for stop in ends), default=0)
         end = len(self._held_back) - keep
-        text, self._held_back = self._held_back[:end], self._held_back[end:]
+        text = self._held_back[:end]
+        self._held_back = self._held_back[end:]
         return text
 
     def _decode(self, ids: Sequence[int], is_last: bool) -> str:
@@ -65,7 +67,8 @@ class Detokenizer:
         decoded = self._decode_all(self._ids)
         # Decode all of them together, because some tokenizers read a run of single bytes only as a whole.
         end = len(decoded if is_last else decoded.rstrip(BROKEN_CHARACTER))
-        text, self._passed_on = decoded[self._passed_on : end], max(end, self._passed_on)
+        text = decoded[self._passed_on : end]
+        self._passed_on = max(end, self._passed_on)
         # Special tokens have no text and cannot be context, on which the text of the next tokens depends.
         if end == len(decoded) and (behind := self._decode_all(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context

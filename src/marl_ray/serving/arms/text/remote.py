@@ -65,7 +65,8 @@ class RemoteTextArm:
             handle, method_name="write", stream=True, request_serialization="pickle", response_serialization="pickle"
         )
         self._scoring = cached_handle(handle, method_name="score")
-        self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
+        self._deadlines = Deadlines()
+        self._deadline_s = 1.5 * deadline_s
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """See `ScoringArm.score`; its caller has a deadline. Raises BusyError if the queue of the host is full."""
@@ -88,7 +89,9 @@ class _RemoteReply:
     """
 
     def __init__(self, send: Callable[[], DeploymentResponseGenerator[Any]], deadlines: Deadlines, deadline_s: float):
-        self._send, self._deadlines, self._deadline_s = send, deadlines, deadline_s
+        self._send = send
+        self._deadlines = deadlines
+        self._deadline_s = deadline_s
         self._chunks = send()
         self._may_repeat = True
 

@@ -52,7 +52,9 @@ class BatchedReply(Reply):
         self.has_turn = False
         """True once the arm's thread has taken it out of the queue."""
         self.loop = asyncio.get_running_loop()
-        self._arm, self._request, self._patience_s = arm, request, patience_s
+        self._arm = arm
+        self._request = request
+        self._patience_s = patience_s
         self._new_tokens: list[Token] = []
         self._end: ArmError | ServingError | None = None
         self._arrived = asyncio.Event()
@@ -74,7 +76,8 @@ class BatchedReply(Reply):
                 raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
         if self._end is not None:
             raise self._end
-        tokens, self._new_tokens = self._new_tokens, []
+        tokens = self._new_tokens
+        self._new_tokens = []
         self._arrived.clear()
         began = self._make_start() if self._request.logged and not self._begun else None
         self._begun = True
@@ -108,7 +111,8 @@ class BatchedReply(Reply):
 
         Raises InvalidRequestError for a prompt or a setting that the model cannot take, and as `ReplyQueue.join` does.
         """
-        request, model = self._request, self.model
+        request = self._request
+        model = self.model
         try:
             # In a thread: a long prompt would hold up everybody.
             ids = await asyncio.to_thread(model.encode, request)

@@ -27,9 +27,11 @@ class ServedModel:
 
         Raises MarlRayError if the engine does not serve.
         """
-        self.policy, self.engine = policy, engine
+        self.policy = policy
+        self.engine = engine
         self.server = served_engine(engine)
-        self.tokenizer, self.generation = policy.tokenizer, policy.generation
+        self.tokenizer = policy.tokenizer
+        self.generation = policy.generation
         self._token_bytes = TokenBytes(policy.tokenizer)
 
     def encode(self, request: TextRequest) -> list[int]:
@@ -37,7 +39,9 @@ class ServedModel:
 
         Raises FieldError for a token id that the model does not know.
         """
-        chat, tokenizer, prompt = self.policy.config.chat, self.tokenizer, request.prompt
+        chat = self.policy.config.chat
+        tokenizer = self.tokenizer
+        prompt = request.prompt
         if isinstance(prompt, str):
             return encode_prompt(tokenizer, prompt, False if request.raw else chat)
         if isinstance(prompt[0], int):

@@ -29,7 +29,7 @@ async def act(service: Service, request: Request) -> Response:
     """Answer `POST /v1/act`."""
     service.admission.admit(request, "inference")
     data = parse_object(await request.body(), ACT_FIELDS)
-    return Response(orjson.dumps(await answer_act(service, request, data)))
+    return Response(orjson.dumps((await answer_act(service, request, data)).body))
 
 
 async def batch(service: Service, request: Request) -> Response:
@@ -39,7 +39,8 @@ async def batch(service: Service, request: Request) -> Response:
     """
     key = service.admission.keys.check(request, "inference")
     data = await request.read_object(frozenset({"requests"}))
-    parts, limit = data.get("requests"), service.config.max_batch_requests
+    parts = data.get("requests")
+    limit = service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "requests", "expected a list with at least one request")
     if len(parts) > limit:
@@ -48,7 +49,7 @@ async def batch(service: Service, request: Request) -> Response:
 
     async def answer_or_error(part: Any) -> dict[str, Any]:
         try:
-            return await answer_act(service, request, known_fields(part, ACT_FIELDS))
+            return (await answer_act(service, request, known_fields(part, ACT_FIELDS))).body
         except ServingError as error:
             refusal = as_request_error(error)
             return {"status": refusal.status, **orjson.loads(refusal.body())}
@@ -56,7 +57,16 @@ async def batch(service: Service, request: Request) -> Response:
     return Response(orjson.dumps({"answers": await asyncio.gather(*(answer_or_error(part) for part in parts))}))
 
 
-async def answer_act(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
+class AnsweredAct(NamedTuple):
+    """The answer to a request for actions, and the bundle that has acted."""
+
+    body: dict[str, Any]
+    """The fields of the answer, as JSON has them."""
+    digest: str
+    """Digest of that bundle."""
+
+
+async def answer_act(service: Service, request: Request, data: Mapping[str, Any]) -> AnsweredAct:
     """Answer one request for actions. Raises ServingError if it is refused or no arm answers."""
     start = time.perf_counter()
     routers = service.endpoints.acting_routers(data.get("experiment"))
@@ -70,14 +80,15 @@ async def answer_act(service: Service, request: Request, data: Mapping[str, Any]
     )
     inputs = _check_inputs(session_arm, act_request)
     assignment = service.assigner.expose(session_arm)
-    if session_arm.router.arms.is_text:
+    if session_arm.arms.is_text:
         arm_actions = await request.until_disconnect(answer_by_text(service, session_arm, assignment.arm, inputs))
     else:
         arm_actions = await answer_by_actor_critic(service, session_arm, assignment.arm, inputs)
     _count_answer(service, session_arm, arm_actions, time.perf_counter() - start)
     if session_arm.is_unit and service.acts is not None:
         _log_answer(service, service.acts, session_arm, assignment, act_request, arm_actions)
-    return session_arm.head(assignment, arm_actions.arm) | arm_actions.parts
+    body = session_arm.head(assignment, arm_actions.arm) | arm_actions.parts
+    return AnsweredAct(body, session_arm.arms[arm_actions.arm].bundle.digest)
 
 
 class _ActRequest(NamedTuple):
@@ -97,7 +108,8 @@ class _ActRequest(NamedTuple):
 
 
 def _parse(request: Request, data: Mapping[str, Any]) -> _ActRequest:
-    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    session = session_id(data.get("session_id"), request)
+    cluster_id = cluster_of(data)
     attributes = attributes_of(data)
     mode = data.get("mode", "sample")
     if mode not in ("sample", "greedy"):
@@ -113,10 +125,10 @@ def _parse(request: Request, data: Mapping[str, Any]) -> _ActRequest:
 
 def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInputs:
     """Return what the session's arm is given. Raises RequestError if it does not fit the arm's bundle."""
-    router = session_arm.router
-    if router.arms.is_text:
-        return ActInputs(check_texts(router, act_request.observations, act_request.masks), {}, act_request.greedy)
-    bundle = router.arms.actor_bundle_of(session_arm.assignment.arm)
+    arms = session_arm.arms
+    if arms.is_text:
+        return ActInputs(check_texts(arms, act_request.observations, act_request.masks), {}, act_request.greedy)
+    bundle = arms.actor_bundle_of(session_arm.assignment.arm)
     try:
         observations = {
             agent: bundle.parse_observation(agent, value) for agent, value in act_request.observations.items()
@@ -129,12 +141,11 @@ def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInput
 
 def _count_answer(service: Service, session_arm: SessionArm, arm_actions: ArmActions, seconds: float) -> None:
     """Count the answer, its seconds and its cost, for the session and in the metrics."""
-    router = session_arm.router
     session_arm.count_answer(seconds)
-    if router.arms.is_text:
+    if session_arm.arms.is_text:
         cost = total_cost(response.cost_usd for _, response in arm_actions.exchanges)
         session_arm.charge(cost, service.unit_reports)
-    service.metrics.counters_of(router.config)[arm_actions.arm].observe(seconds)
+    service.metrics.counters_of(session_arm.router.config)[arm_actions.arm].observe(seconds)
 
 
 def _log_answer(
@@ -149,15 +160,14 @@ def _log_answer(
 
     The log gets one entry per text of language models, and one for all agents of an actor-critic.
     """
-    router = session_arm.router
-    digest = router.digests[arm_actions.arm]
-    if router.arms.is_text:
+    digest = session_arm.arms[arm_actions.arm].bundle.digest
+    if session_arm.arms.is_text:
         for text_request, response in arm_actions.exchanges:
             log_text(service, session_arm, assignment, arm_actions.arm, digest, text_request, response)
         return
     acts.put(
         LoggedAct(
-            experiment=router.config.name,
+            experiment=session_arm.router.config.name,
             unit=session_arm.session,
             arm=arm_actions.arm,
             digest=digest,

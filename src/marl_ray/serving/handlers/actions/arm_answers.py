@@ -57,9 +57,9 @@ async def answer_by_text(service: Service, session_arm: SessionArm, arm: str, in
     router = session_arm.router
 
     def ask(name: str) -> Awaitable[Exchanges]:
-        return _write_finite_text(service, router, name, inputs)
+        return _write_finite_text(service, session_arm, name, inputs)
 
-    attempts = service.failures.attempts(router, session_arm.session, arm)
+    attempts = service.failures.attempts(session_arm, arm)
     exchanges, name, ticket = await attempts.first_answer(ask, ask, "observations")
     router.circuits[name].success(ticket)
     if session_arm.is_unit:
@@ -68,8 +68,8 @@ async def answer_by_text(service: Service, session_arm: SessionArm, arm: str, in
     return ArmActions(_text_parts(exchanges), name, exchanges)
 
 
-async def _write_finite_text(service: Service, router: Router, arm: str, inputs: ActInputs) -> Exchanges:
-    exchanges = await act_by_text(service, router, arm, inputs.observations, inputs.greedy)
+async def _write_finite_text(service: Service, session_arm: SessionArm, arm: str, inputs: ActInputs) -> Exchanges:
+    exchanges = await act_by_text(service, session_arm, arm, inputs.observations, inputs.greedy)
     if not all(math.isfinite(response.log_prob or 0.0) for _, response in exchanges):
         raise NotFiniteError("log-probabilities are not finite", new_pass_number())
     return exchanges
@@ -89,24 +89,26 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
 
     A greedy act is looked up in the cache before an arm is asked. Raises ServingError if no arm answers or one refuses.
     """
-    router, cache = session_arm.router, service.cache if inputs.greedy else None
+    router = session_arm.router
+    arms = session_arm.arms
+    cache = service.cache if inputs.greedy else None
 
     def ask_arm(name: str) -> Awaitable[Answer]:
-        return router.arms.actor(name).act(inputs.observations, inputs.greedy, inputs.masks)
+        return arms.actor(name).act(inputs.observations, inputs.greedy, inputs.masks)
 
     async def ask_cache_and_arm(name: str) -> _ActorResult:
         if cache is None:
             return _ActorResult(await ask_arm(name))
-        key, cached_parts = await _look_up(cache, router.digests[name], inputs)
+        key, cached_parts = await _look_up(cache, arms[name].bundle.digest, inputs)
         return _ActorResult({} if cached_parts else await ask_arm(name), key, cached_parts)
 
-    attempts = service.failures.attempts(router, session_arm.session, arm)
+    attempts = service.failures.attempts(session_arm, arm)
     result, name, ticket = await attempts.first_answer(ask_cache_and_arm, ask_arm, "observations")
     if result.cached_parts is None:
         router.circuits[name].success(ticket)
     else:
         router.circuits[name].forget(ticket)  # the arm was not asked
-    if session_arm.is_unit and router.rules.state.shadows:
+    if session_arm.is_unit:
         _send_to_shadows(router, inputs, result)
     if result.cached_parts is not None:
         return ArmActions(result.cached_parts, name, [])
@@ -137,12 +139,17 @@ def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
 
 
 def _send_to_shadows(router: Router, inputs: ActInputs, result: _ActorResult) -> None:
-    """Send copies of the request to the shadows, also if the cache has answered: their counts are of all traffic."""
+    """Send copies of the request to the shadows that are loaded now, after the answer.
+
+    They are also sent if the cache has answered, because the shadows' counts are of all traffic.
+    """
+    arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
+    if not arms.state.shadows:
+        return
     actions: dict[str, Any] = result.actions
     if result.cached_parts is not None:
         actions = {agent: (np.asarray(action), None) for agent, action in result.cached_parts["actions"].items()}
-    arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
-    for shadow in router.rules.state.shadows:
+    for shadow in arms.state.shadows:
         shadow_arm = arms.get(shadow)
         if shadow_arm is not None and not is_text(shadow_arm.bundle):
             router.shadows.send(shadow, shadow_arm.act, inputs.observations, inputs.masks, actions)

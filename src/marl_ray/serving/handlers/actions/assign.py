@@ -18,7 +18,8 @@ async def assign(service: Service, request: Request) -> Response:
     service.admission.admit(request, "inference")
     data = await request.read_object(ASSIGN_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
-    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    session = session_id(data.get("session_id"), request)
+    cluster_id = cluster_of(data)
     attributes = attributes_of(data)
     is_exposing = data.get("expose", True)
     if not isinstance(is_exposing, bool):
@@ -26,15 +27,15 @@ async def assign(service: Service, request: Request) -> Response:
     session_arm = await service.assigner.assign(
         routers, session, cluster_id, attributes, service.admission.forced_arm(request)
     )
-    router = session_arm.router
+    arms = session_arm.arms
     # Before the exposure, because it raises an error if no arm is loaded.
-    arm = router.arms.first_answering_arm(session_arm.assignment.arm)
+    arm = arms.first_answering_arm(session_arm.assignment.arm)
     assignment = service.assigner.expose(session_arm) if is_exposing else session_arm.assignment
     if assignment.arm != session_arm.assignment.arm:  # a concurrent request has exposed the session to another one
-        arm = router.arms.first_answering_arm(assignment.arm)
+        arm = arms.first_answering_arm(assignment.arm)
     answer_fields = {
-        "bundle": router.config.arms[arm].reference,
-        "digest": router.digests[arm],
+        "bundle": session_arm.router.config.arms[arm].reference,
+        "digest": arms[arm].bundle.digest,
         "exposed": is_exposing and session_arm.is_unit,
     }
     return Response(orjson.dumps(session_arm.head(assignment, arm) | answer_fields))

@@ -11,7 +11,8 @@ from marl_ray.serving.handlers.texts.arm_request import make_text_request
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
-from marl_ray.serving.routing.experiment.router import Router
+from marl_ray.serving.routing.assignment import SessionArm
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.service import Service
 
 Exchanges = list[tuple[TextRequest, WrittenResponse]]
@@ -19,7 +20,7 @@ Exchanges = list[tuple[TextRequest, WrittenResponse]]
 
 
 async def act_by_text(
-    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
+    service: Service, session_arm: SessionArm, arm: str, prompts: Mapping[str, str], greedy: bool
 ) -> Exchanges:
     """Let one arm write every agent's text, and return the requests with their responses.
 
@@ -27,7 +28,7 @@ async def act_by_text(
     """
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
-    text_arm = router.arms.writer(arm)
+    text_arm = session_arm.arms.writer(arm)
     requests = {agent: make_text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
     replies = {agent: text_arm.write(request) for agent, request in requests.items()}
     try:
@@ -38,7 +39,7 @@ async def act_by_text(
     finally:
         for reply in replies.values():
             reply.leave()
-    counters = service.metrics.counters_of(router.config)[arm]
+    counters = service.metrics.counters_of(session_arm.router.config)[arm]
     responses = {agent: task.result() for agent, task in tasks.items()}
     for response, first_at in responses.values():
         counters.tokens += response.tokens
@@ -53,18 +54,19 @@ async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
 
     async def first_or_next_chunk() -> ResponseChunk:
         nonlocal first_chunk
-        chunk, first_chunk = first_chunk, None
+        chunk = first_chunk
+        first_chunk = None
         return await reply.next() if chunk is None else chunk
 
     return await collect_response(first_or_next_chunk), first_at
 
 
-def check_texts(router: Router, observations: Mapping[str, Any], masks: Mapping[str, object]) -> dict[str, str]:
+def check_texts(arms: LoadedArms, observations: Mapping[str, Any], masks: Mapping[str, object]) -> dict[str, str]:
     """Return the observations of `/v1/act`, which must be texts.
 
     Raises RequestError 400 naming the agent whose observation is none, or `action_masks` if there are any.
     """
-    agents = router.arms.bundle_of(router.rules.state.control).agents
+    agents = arms.bundle_of(arms.state.control).agents
     if masks:
         raise RequestError(400, "action_masks", "expected none: texts have no masks")
     for agent, text in observations.items():

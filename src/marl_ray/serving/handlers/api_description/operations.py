@@ -119,7 +119,7 @@ OPERATIONS: dict[str, Operation] = {
         )
         for action in Action
     },
-    "models": Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
+    "models": Operation("The bundles that this replica has loaded", ModelList, (401, 403, 429), scope="read"),
     **dict.fromkeys(
         ("model", "agent_model"),
         Operation("A name that OpenAI's clients may give as `model`", ModelName, (404, *_READER_STATUSES), scope="read"),

@@ -44,8 +44,9 @@ async def infer(service: Service, request: Request) -> Response:
         raise RequestError(400, "inference-header-content-length", BINARY_REFUSAL)
     data = await request.read_object(INFER_FIELDS)
     router = newest(service, request)
-    bundle = actor_critics(router)
-    number, parameters = data.get("id"), _read_parameters("parameters", data)
+    bundle = actor_critics(router.arms)
+    number = data.get("id")
+    parameters = _read_parameters("parameters", data)
     if number is not None and not isinstance(number, str):
         raise RequestError(400, "id", "expected a text")
     act_fields = {name: parameters[name] for name in READ_PARAMETERS if name in parameters}
@@ -64,18 +65,20 @@ async def infer(service: Service, request: Request) -> Response:
     act_fields["action_masks"] = {
         agent: _parse_mask(inputs[agent + MASK_SUFFIX]) for agent in _list_agents(inputs, tensors, MASK_SUFFIX)
     }
-    act_answer = await answer_act(service, request, act_fields | {"experiment": request.path_params["name"]})
+    answered_act = await answer_act(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
-    for agent, action in act_answer["actions"].items():
-        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, act_answer["log_probs"][agent])):
+    log_probs = answered_act.body["log_probs"]
+    for agent, action in answered_act.body["actions"].items():
+        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, log_probs[agent])):
             if name in requested_outputs:
                 flat = np.asarray(value).reshape(-1).tolist()
                 outputs.append(all_outputs[name].describe(name) | {"data": flat})
-    arms = service.endpoints.routers[act_answer["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
-        "model_version": arms[act_answer["arm"]].bundle.digest[:DIGEST_DIGITS],
-        "parameters": {name: value for name, value in act_answer.items() if name not in ("actions", "log_probs")},
+        "model_version": answered_act.digest[:DIGEST_DIGITS],
+        "parameters": {
+            name: value for name, value in answered_act.body.items() if name not in ("actions", "log_probs")
+        },
         "outputs": outputs,
     }
     return Response(orjson.dumps(body | ({"id": number} if number is not None else {})))
@@ -135,7 +138,8 @@ def _parse_mask(tensor_input: Mapping[str, object]) -> object:
 
 def _parse_array(tensor_input: JsonMapping) -> np.ndarray:
     """Return the tensor of an input, from data that is nested or flat (row-major)."""
-    where, shape = f"inputs.{tensor_input['name']}", tensor_input.get("shape")
+    where = f"inputs.{tensor_input['name']}"
+    shape = tensor_input.get("shape")
     if tensor_input.get("datatype") not in DATATYPES.values():
         raise RequestError(400, f"{where}.datatype", f"expected one of {', '.join(DATATYPES.values())}")
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
@@ -146,7 +150,8 @@ def _parse_array(tensor_input: JsonMapping) -> np.ndarray:
         has_right_types = consists_of(tensor_input["data"], JSON_TYPES[tensor_input["datatype"][0]])
         array = np.array(tensor_input["data"]) if has_right_types else np.empty(0)
     except (ValueError, OverflowError):  # lists of different lengths
-        has_right_types, array = False, np.empty(0)
+        has_right_types = False
+        array = np.empty(0)
     if not has_right_types or array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
         raise RequestError(
             400, f"{where}.data", f"expected {math.prod(shape)} values of the type {tensor_input['datatype']}"

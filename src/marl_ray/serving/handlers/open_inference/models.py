@@ -13,6 +13,7 @@ from marl_ray import __version__
 from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
 from marl_ray.serving.handlers import health
 from marl_ray.serving.http.messages import Request, RequestError, Response
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.routing.experiment.router import Router
 from marl_ray.serving.service import Service
 
@@ -73,7 +74,7 @@ async def model_metadata(service: Service, request: Request) -> Response:
     """Answer `GET /v2/models/{name}`."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
-    bundle = actor_critics(router)
+    bundle = actor_critics(router.arms)
     inputs = [tensor.describe(agent) for agent, tensor in inputs_of(bundle).items()]
     outputs = [tensor.describe(name) for name, tensor in outputs_of(bundle).items()]
     body = {"name": router.config.served_as, "platform": "marl-ray", "inputs": inputs, "outputs": outputs}
@@ -85,12 +86,12 @@ def newest(service: Service, request: Request) -> Router:
     return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 
-def actor_critics(router: Router) -> ActorCriticBundle:
+def actor_critics(arms: LoadedArms) -> ActorCriticBundle:
     """Return the control's bundle.
 
     Raises WrongKindError if the model writes text, which other routes serve.
     """
-    return router.arms.actor_bundle_of(router.rules.state.control, "model")
+    return arms.actor_bundle_of(arms.state.control, "model")
 
 
 def inputs_of(bundle: ActorCriticBundle) -> dict[str, Tensor]:

@@ -52,7 +52,9 @@ async def chat_completions(service: Service, request: Request) -> Response | Str
     """Answer `POST /v1/chat/completions`. Raises RequestError naming a wrong field, ServingError if no arm answers."""
     service.admission.admit(request, "inference")
     data = await request.read_object(CHAT_FIELDS)
-    messages, tools, has_log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")
+    messages = messages_of(data.get("messages"))
+    tools = tools_of(data)
+    has_log_probs = boolean_field(data, "logprobs")
     top = top_of(data, "top_logprobs", MAX_TOP_LOGPROBS)
     if top and not has_log_probs:
         raise RequestError(400, "top_logprobs", "expected logprobs beside it")
@@ -108,7 +110,9 @@ class _Completion:
 
     def __init__(self, completion_id: str, options: CompletionOptions, has_log_probs: bool, tools: Tools):
         self._head = {"id": completion_id, "created": int(time.time()), "model": options.model}
-        self._has_log_probs, self._has_usage, self._tools = has_log_probs, options.has_usage, tools
+        self._has_log_probs = has_log_probs
+        self._has_usage = options.has_usage
+        self._tools = tools
 
     def _reader(self) -> ToolCallReader | None:
         names = {tool["function"]["name"] for tool in self._tools.definitions}
@@ -132,13 +136,15 @@ class _Completion:
         return answer_fields(writer, self._head, "chat.completion", [choice]) | {"usage": usage}
 
     async def chunks(self, writer: TextResponseWriter) -> AsyncIterator[bytes]:
-        tokens, reader = 0, self._reader()
+        tokens = 0
+        reader = self._reader()
         delta: dict[str, object] = {"role": "assistant"}
         try:
             while True:
                 chunk: ResponseChunk = await writer.next()
                 tokens += chunk.tokens
-                text, calls = chunk.text, list[JsonObject]()
+                text = chunk.text
+                calls = list[JsonObject]()
                 if reader is not None:
                     text, calls = reader.add(chunk.text, chunk.finish is not None)
                 choice = {

@@ -42,7 +42,8 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     data = await request.read_object(COMPLETION_FIELDS)
     prompts = _read_prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
-    has_log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
+    has_log_probs = data.get("logprobs") is not None
+    top = top_of(data, "logprobs", MAX_LOGPROBS)
     options = read_options(data, COMPLETION_NEUTRAL_VALUES)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, completion_id)
@@ -111,7 +112,8 @@ class _Completions:
 
     def __init__(self, completion_id: str, options: CompletionOptions, has_log_probs: bool):
         self._head = {"id": completion_id, "created": int(time.time()), "model": options.model}
-        self._has_log_probs, self._has_usage = has_log_probs, options.has_usage
+        self._has_log_probs = has_log_probs
+        self._has_usage = options.has_usage
 
     def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> JsonObject:
         choices = [
@@ -123,10 +125,8 @@ class _Completions:
             }
             for index, response in enumerate(responses)
         ]
-        prompt, completion = (
-            sum(response.prompt_tokens for response in responses),
-            sum(response.tokens for response in responses),
-        )
+        prompt = sum(response.prompt_tokens for response in responses)
+        completion = sum(response.tokens for response in responses)
         return answer_fields(writer, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
 
     async def chunks(self, writers: Sequence[TextResponseWriter]) -> AsyncIterator[bytes]:
@@ -134,10 +134,12 @@ class _Completions:
         prompt = completion = 0
         try:
             for index, writer in enumerate(writers):
-                finish, characters = None, 0
+                finish = None
+                characters = 0
                 while finish is None:
                     chunk = await writer.next()
-                    finish, completion = chunk.finish, completion + chunk.tokens
+                    finish = chunk.finish
+                    completion += chunk.tokens
                     log_probs = self._logprobs_field(chunk, characters)
                     characters += sum(len(token.text) for token in chunk.names)
                     choice = {"index": index, "text": chunk.text, "finish_reason": finish, "logprobs": log_probs}

@@ -73,7 +73,8 @@ def read_options(data: dict[str, object], neutral: Mapping[str, object]) -> Comp
     `neutral` maps fields that are not supported to the value that they may have. Raises RequestError 400 naming the
     invalid field.
     """
-    streamed, options = boolean_field(data, "stream"), data.get("stream_options")
+    streamed = boolean_field(data, "stream")
+    options = data.get("stream_options")
     has_usage = False
     if options is not None:
         if not streamed:
@@ -148,14 +149,14 @@ async def assign_request(
     """
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting_routers(endpoint)
-    check_writes_text(routers[0])
+    check_writes_text(routers[0].arms)
     has_unit = data.get("user") is not None or request.header(b"x-session-id") is not None
     session = session_id(data.get("user"), request) if has_unit else number
     session_arm = await service.assigner.assign(
         routers, session, None, attributes_of(data), service.admission.forced_arm(request)
     )
-    check_writes_text(session_arm.router)
-    return session_arm, agent_of(session_arm.router, agent or None)
+    check_writes_text(session_arm.arms)
+    return session_arm, agent_of(session_arm.arms, agent or None)
 
 
 def answer_fields(writer: TextResponseWriter, head: JsonMapping, kind: str, choices: list[Any]) -> JsonObject:

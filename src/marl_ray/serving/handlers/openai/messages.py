@@ -111,7 +111,8 @@ def _is_writable_json(value: object) -> bool:
 
 def tools_of(data: Mapping[str, object]) -> Tools:
     """Read and check the tools. Raises RequestError 400 naming the invalid field."""
-    definitions, choice = data.get("tools"), data.get("tool_choice")
+    definitions = data.get("tools")
+    choice = data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or boolean_field(data, "parallel_tool_calls")
     if definitions is not None and (not isinstance(definitions, list) or len(definitions) > MAX_TOOLS):
         raise RequestError(400, "tools", f"expected a list of {MAX_TOOLS} tools at most")

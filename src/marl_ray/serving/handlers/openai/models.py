@@ -29,7 +29,8 @@ def models_of(routers: Sequence[Router]) -> list[dict[str, object]]:
     arms = newest.arms
     if not arms.is_text:
         return []
-    agents, name = arms.bundle_of(newest.rules.state.control).agents, newest.config.served_as
+    agents = arms.bundle_of(arms.state.control).agents
+    name = newest.config.served_as
     names = [name] if len(set(agents.values())) == 1 else [f"{name}/{agent}" for agent in agents]
     created = int(newest.created)
     return [{"id": model_id, "object": "model", "created": created, "owned_by": "marl-ray"} for model_id in names]

@@ -20,7 +20,8 @@ class ToolCallReader:
 
     def __init__(self, names: Collection[str], parallel: bool):
         """`names` are the tools' names; without `parallel` all calls but the first are dropped."""
-        self._names, self._parallel = names, parallel
+        self._names = names
+        self._parallel = parallel
         self._held_back = self._held_blanks = ""
         self._unread: list[str] = []
         """Parts behind the text that is held back, none of which can end it."""
@@ -55,7 +56,8 @@ class ToolCallReader:
         return self._read_blocks(is_last)
 
     def _read_blocks(self, is_last: bool) -> tuple[str, list[dict[str, object]]]:
-        text, calls = "", list[JsonObject]()
+        text = ""
+        calls = list[JsonObject]()
         while (at := self._held_back.find(OPEN_TAG)) >= 0:
             begin = at + len(OPEN_TAG)
             end = self._block_search.closing_index(self._held_back, begin)

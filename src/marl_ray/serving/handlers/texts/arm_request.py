@@ -7,16 +7,15 @@ from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.errors import WrongKindError
 from marl_ray.serving.http.messages import RequestError
 from marl_ray.serving.http.text_settings import Settings
-from marl_ray.serving.routing.experiment.router import Router
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
 from marl_ray.serving.service import Service
 
 
-def check_writes_text(router: Router) -> None:
-    """Raise WrongKindError if the experiment's policies write no text."""
-    arms = router.arms
+def check_writes_text(arms: LoadedArms) -> None:
+    """Raise WrongKindError if the experiment's policies write no text, UnavailableError if none of its arms is loaded."""
     if not arms.is_text:
-        family = arms.bundle_of(router.rules.state.control).manifest.family
-        message = f"{router.config.name!r} serves {family} policies, expected token policies"
+        family = arms.bundle_of(arms.state.control).manifest.family
+        message = f"{arms.state.experiment!r} serves {family} policies, expected token policies"
         raise WrongKindError(message, "experiment")
 
 
@@ -27,12 +26,12 @@ def make_text_request(service: Service, agent: str, prompt: Any, settings: Setti
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
-def agent_of(router: Router, agent: object) -> str:
+def agent_of(arms: LoadedArms, agent: object) -> str:
     """Return the agent whose text the request asks for.
 
     A request may omit it if one policy plays all agents. Raises RequestError 400 for a wrong or missing one.
     """
-    agents = router.arms.bundle_of(router.rules.state.control).agents
+    agents = arms.bundle_of(arms.state.control).agents
     if agent is None and len(set(agents.values())) == 1:
         return next(iter(agents))
     if not isinstance(agent, str):

@@ -22,17 +22,18 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     service.admission.admit(request, "inference")
     data = await request.read_object(GENERATE_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
-    check_writes_text(routers[0])
+    check_writes_text(routers[0].arms)
     session = session_id(data.get("session_id"), request)
-    prompt, streamed = data.get("prompt"), boolean_field(data, "stream")
+    prompt = data.get("prompt")
+    streamed = boolean_field(data, "stream")
     if not isinstance(prompt, str):
         raise RequestError(400, "prompt", "expected a text")
     settings = settings_of(data)
     session_arm = await service.assigner.assign(
         routers, session, cluster_of(data), attributes_of(data), service.admission.forced_arm(request)
     )
-    check_writes_text(session_arm.router)
-    agent = agent_of(session_arm.router, data.get("agent"))
+    check_writes_text(session_arm.arms)
+    agent = agent_of(session_arm.arms, data.get("agent"))
     writer = TextResponseWriter(
         service, session_arm, make_text_request(service, agent, prompt, settings, streamed=streamed)
     )

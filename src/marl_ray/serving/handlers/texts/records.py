@@ -26,7 +26,8 @@ def log_text(
     `digest` is that of the bundle that wrote it.
     """
     assert service.acts is not None
-    start, prompt = response.start or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
+    start = response.start or ResponseStart([], {})
+    prompt = request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if request.is_json_object or request.must_call else []
     biased = ["bias"] if request.bias is not None else []
@@ -57,9 +58,9 @@ def log_text(
 
 
 def shadow_text(router: Router, request: TextRequest, response: WrittenResponse) -> None:
-    """Send copies of the request to the shadows."""
+    """Send copies of the request to the shadows that are loaded now, after the answer."""
     arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
-    for shadow in router.rules.state.shadows:
+    for shadow in arms.state.shadows:
         text_arm = arms.get(shadow)
         if text_arm is not None and is_text(text_arm.bundle):
             router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)

@@ -53,7 +53,9 @@ class TextResponseWriter:
 
     def __init__(self, service: Service, session_arm: SessionArm, request: TextRequest):
         """Begin a response; this exposes the session to its arm."""
-        self._service, self._session_arm, self._request = service, session_arm, request
+        self._service = service
+        self._session_arm = session_arm
+        self._request = request
         self._start = time.perf_counter()
         self._assignment = service.assigner.expose(session_arm)
         self._arm = self._assignment.arm
@@ -65,9 +67,7 @@ class TextResponseWriter:
         """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
-        keeps_chunks = session_arm.is_unit and (
-            service.acts is not None or bool(session_arm.router.rules.state.shadows)
-        )
+        keeps_chunks = session_arm.is_unit and (service.acts is not None or bool(session_arm.arms.state.shadows))
         self._chunks: list[ResponseChunk] | None = [] if keeps_chunks else None
         """All chunks so far, kept for the log and for shadows; None if neither needs them."""
 
@@ -102,8 +102,9 @@ class TextResponseWriter:
 
     async def _begin_with_arm(self, arm: str) -> None:
         """Let this arm begin the response."""
-        text_arm = self._session_arm.router.arms.writer(arm)
-        self._arm, self._digest = arm, text_arm.bundle.digest
+        text_arm = self._session_arm.arms.writer(arm)
+        self._arm = arm
+        self._digest = text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
             self._first_chunk = await self._reply.next()
@@ -112,13 +113,11 @@ class TextResponseWriter:
             raise
 
     def _attempts(self) -> Attempts:
-        return self._service.failures.attempts(
-            self._session_arm.router, self._session_arm.session, self._assignment.arm
-        )
+        return self._service.failures.attempts(self._session_arm, self._assignment.arm)
 
     async def _try_arm(self, arm: str) -> None:
         """Let this arm begin a response, and drop it."""
-        reply = self._session_arm.router.arms.writer(arm).write(self._request)
+        reply = self._session_arm.arms.writer(arm).write(self._request)
         try:
             await reply.next()
         finally:
@@ -129,7 +128,8 @@ class TextResponseWriter:
 
         Raises RequestError 503 if the arm fails, and the arm's ServingError if it refuses to go on.
         """
-        chunk, self._first_chunk = self._first_chunk, None
+        chunk = self._first_chunk
+        self._first_chunk = None
         if chunk is None:
             assert self._reply is not None
             try:
@@ -170,7 +170,8 @@ class TextResponseWriter:
     def _log(self) -> None:
         """Log the chunks sent so far, once. If the response is complete, send copies of the request to the shadows."""
         if self._chunks:
-            request, response = self._request, join_chunks(self._chunks)
+            request = self._request
+            response = join_chunks(self._chunks)
             if self._service.acts is not None:
                 log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
             if response.finish != BROKEN_OFF_FINISH:
@@ -181,7 +182,8 @@ class TextResponseWriter:
         """Log and count the complete response, of which `chunk` is the last one."""
         self._log()
         self._is_under_way = False
-        router, seconds = self._session_arm.router, time.perf_counter() - self._start
+        router = self._session_arm.router
+        seconds = time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
         self._session_arm.count_answer(seconds)

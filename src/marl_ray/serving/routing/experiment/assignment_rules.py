@@ -32,7 +32,8 @@ class AssignmentRules:
 
     def __init__(self, config: ExperimentConfig, state: AssignmentState, history: EpochHistory | None):
         """`history` is of the epochs before the state's, and may include that one; None if it is unknown."""
-        self._config, self.state = config, state
+        self._config = config
+        self.state = state
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         """The table that new units are assigned by."""
         self.production_assignment = Assignment(state.production, state.epoch, 1.0)
@@ -105,6 +106,7 @@ class AssignmentRules:
         With `on_rollback: cut`, units of a rolled-back arm continue with the control. So do those that another gateway
         has assigned to an arm that this one's config lacks.
         """
-        state, arm = self.state, assignment.arm
+        state = self.state
+        arm = assignment.arm
         ends_here = (state.on_rollback == "cut" and arm in state.rolled_back) or arm not in self._config.arms
         return self.control_assignment if ends_here else assignment

@@ -15,19 +15,19 @@ from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.experiment.assignment_rules import AssignmentRules, UnitArm
 from marl_ray.serving.routing.experiment.followable_states import unknown_arms
-from marl_ray.serving.routing.experiment.held_arms import HeldArms
-from marl_ray.serving.routing.experiment.remembered_units import RememberedUnits, Session
+from marl_ray.serving.routing.experiment.loaded_arms import LoadedArms
+from marl_ray.serving.routing.experiment.remembered_units import RememberedUnit, RememberedUnits
 from marl_ray.serving.routing.shadow import Shadows
 
 
 class Router:
-    """Assigns every session to one arm and never changes it, under the state that the store last reported.
+    """Assigns every unit to one arm and never changes it, under the state that the store last reported.
 
-    In the first epoch the hash alone decides. After a change of weights the hash may differ from the arm that a session
-    already has, so a session that this replica does not remember is looked up in the store first. The same holds where
-    clusters or blocks of time are assigned, because a session keeps the arm of the cluster or block in which it began.
+    In the first epoch the hash alone decides. After a change of weights the hash may differ from the arm that a unit
+    already has, so a unit that this replica does not remember is looked up in the store first. The same holds where
+    clusters or blocks of time are assigned, because a unit keeps the arm of the cluster or block in which it began.
 
-    Sessions and requests belong to one event loop. `hold` and `follow` may be called from any thread: each swaps
+    Units and requests belong to one event loop. `replace_arms` and `follow` may be called from any thread: each swaps
     values that never change, so a request sees the arms and rules of before or of after.
     """
 
@@ -40,25 +40,23 @@ class Router:
         log: ExposureLog,
     ):
         """`arms` are those of the config's arms that are loaded here."""
-        self.config, self.created = config, state.created
+        self.config = config
+        self.created = state.created
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
-        self._store, self._log = store, log
+        self._store = store
+        self._log = log
         self.remembered = RememberedUnits()
         self._swapping = threading.Lock()
         self.rules = self._rules_of(state)
         """The state that the store last reported, and how it assigns; `follow` replaces them."""
-        self.arms = HeldArms(config, arms, state)
-        """The arms that are loaded here; `hold` and `follow` replace them."""
-        self.digests = self.arms.digests()
-        """Arm -> digest of its bundle, also of an arm that was dropped while requests to it were under way."""
+        self.arms = LoadedArms(config, arms, state)
+        """The arms that are loaded here; `replace_arms` and `follow` replace them. A request reads them once."""
 
-    def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
+    def replace_arms(self, arms: Mapping[str, Arm | TextArm]) -> None:
         """Answer with these arms from now on."""
         with self._swapping:
-            held_arms = HeldArms(self.config, arms, self.rules.state)
-            self.digests |= held_arms.digests()
-            self.arms = held_arms
+            self.arms = LoadedArms(self.config, arms, self.rules.state)
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on. Raises ValueError if it has `unknown_arms`.
@@ -88,32 +86,34 @@ class Router:
     @property
     def is_ready(self) -> bool:
         """True if every arm that gets traffic is answered for."""
-        arms, state = self.arms, self.rules.state
-        return all(arms.answering_arms(arm) for arm, weight in state.weights.items() if weight > 0)
+        arms = self.arms
+        return all(arms.answering_arms(arm) for arm, weight in arms.state.weights.items() if weight > 0)
 
     def known_arm(self, unit: str, cluster_id: str | None) -> UnitArm | None:
         """Return the unit's arm, or None if only the database can tell it."""
-        session, rules = self.remembered.sessions.get(unit), self.rules
-        if session is not None:
-            return UnitArm(rules.present_assignment(session.assignment)) if session.sure else None
+        remembered = self.remembered.units.get(unit)
+        rules = self.rules
+        if remembered is not None:
+            return UnitArm(rules.present_assignment(remembered.assignment)) if remembered.sure else None
         return rules.draw(unit, cluster_id) if rules.has_same_arm_in_all_epochs(unit) else None
 
     def stored_arm(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """Return the unit's arm, given the store's answer."""
-        session = self.remembered.sessions.get(unit)
+        remembered = self.remembered.units.get(unit)
         if stored is not None:
-            if session is not None:
-                session.assignment, session.sure = stored, True
+            if remembered is not None:
+                remembered.assignment = stored
+                remembered.sure = True
             return UnitArm(self.rules.present_assignment(stored))
-        if session is not None:  # the replica's own exposure is still on its way to the store
+        if remembered is not None:  # the replica's own exposure is still on its way to the store
             return self.provisional_arm(unit, cluster_id)
         return self.rules.draw(unit, cluster_id)
 
     def provisional_arm(self, unit: str, cluster_id: str | None) -> UnitArm:
         """Return the unit's arm while the store cannot be asked."""
-        session = self.remembered.sessions.get(unit)
-        if session is not None:
-            return UnitArm(self.rules.present_assignment(session.assignment), sure=False)
+        remembered = self.remembered.units.get(unit)
+        if remembered is not None:
+            return UnitArm(self.rules.present_assignment(remembered.assignment), sure=False)
         return self.rules.draw(unit, cluster_id, sure=False)
 
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
@@ -122,10 +122,10 @@ class Router:
         Returns whether that is new to this replica, and the unit's arm; if a concurrent request was faster, that is the
         arm which the other request noted.
         """
-        session = self.remembered.sessions.get(unit)
-        if session is not None:
-            return False, self.rules.present_assignment(session.assignment)
+        remembered = self.remembered.units.get(unit)
+        if remembered is not None:
+            return False, self.rules.present_assignment(remembered.assignment)
         assignment = unit_arm.assignment
         if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), unit_arm.cluster)):
-            self.remembered.add(unit, Session(assignment, time.monotonic(), unit_arm.sure))
+            self.remembered.add(unit, RememberedUnit(assignment, time.monotonic(), unit_arm.sure))
         return True, assignment

@@ -12,9 +12,11 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable, PastTables
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.protocol import TextRequest
-from marl_ray.serving.errors import UnavailableError, WrongKindError
+from marl_ray.serving.errors import WrongKindError
 from marl_ray.serving.handlers.texts.records import shadow_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
+from marl_ray.serving.logs.act_reader import read_logged
+from marl_ray.serving.logs.acts import LoggedAct
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.experiment import router as router_module
 
@@ -69,7 +71,7 @@ async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway, m
                 return super().__contains__(name)
 
         arms = Lacking(one=control)
-        router.hold(arms)
+        router.replace_arms(arms)
         assert router.arms.answering_arms("four") == ["one"]
         arms.is_read_by_follow = True
         router.follow(router.rules.state)
@@ -93,9 +95,10 @@ async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gate
         monkeypatch.setattr(ArmBatcher, "act", act_and_drop)
         response = await client.post("/v1/act", json={"session_id": session, "observations": SEES})
         assert (response.status_code, response.json()["arm"]) == (200, "four")
-        assert router.digests["four"] == four.bundle.digest
-        with pytest.raises(UnavailableError, match=r"^arm 'four' of experiment 'exp' is not loaded here any more$"):
-            router.arms.actor("four")
+        assert list(router.arms) == ["one"]
+    [logged] = read_logged(f"{tmp_path}/acts", "exp")
+    assert isinstance(logged, LoggedAct) and (logged.arm, logged.digest) == ("four", four.bundle.digest)
+    assert logged.actions == response.json()["actions"]
 
 
 async def test_a_state_that_assigns_to_an_arm_that_the_config_lacks_is_refused(gateway):
@@ -115,13 +118,13 @@ class DropsFourOnceRead(UserDict):
 
     def __getitem__(self, name):
         if self.router is not None and name == "four":
-            self.router.hold({"one": self.data["one"]})
+            self.router.replace_arms({"one": self.data["one"]})
         return super().__getitem__(name)
 
 
 def drop_four_once_read(router):
     arms = DropsFourOnceRead(router.arms)
-    router.hold(arms)
+    router.replace_arms(arms)
     arms.router = router
 
 
@@ -171,7 +174,7 @@ async def test_a_session_whose_arms_are_dropped_while_it_is_exposed_is_assigned(
         response = await client.post("/v1/assign", json={"session_id": "s"})
         assert (response.status_code, response.json().get("arm")) == (200, arm)
         response = await client.post("/v1/assign", json={"session_id": "other"})
-        assert response.status_code == 503 and "other" not in router.remembered.sessions
+        assert response.status_code == 503 and "other" not in router.remembered.units
 
 
 async def test_an_arm_of_the_other_kind_is_refused_by_name(gateway):

@@ -1,4 +1,4 @@
-"""Loading of bundles, of which a replica holds those of arms that serve, each content once."""
+"""Loading of bundles: a replica loads those of the arms that serve, each content once."""
 
 import logging
 import threading
@@ -15,9 +15,9 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
+from marl_ray.serving.arm_loading.needed_arms import needed_arms, served_here
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
-from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 
 _log = logging.getLogger(__name__)
 
@@ -25,31 +25,31 @@ _log = logging.getLogger(__name__)
 class BundleCache:
     """The bundles of a process, safe to use from several threads.
 
-    Each content is held once, however many experiments and references name it, and only while somebody uses it.
+    Each content is loaded once, however many experiments and references name it, and stays only while somebody uses it.
     """
 
     def __init__(self, tracking_uri: str | None = None):
         self._tracking_uri = tracking_uri
-        self._held: WeakValueDictionary[str, AnyBundle] = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[str, AnyBundle] = WeakValueDictionary()
         self._digests: dict[str, str] = {}
         """Reference into the registry, where versions never change -> digest."""
         self._lock = threading.Lock()
 
     def load(self, reference: str, digest: str | None = None) -> AnyBundle:
-        """Return the bundle of a reference, read unless its content is already held.
+        """Return the bundle of a reference, read unless its content is already loaded.
 
         `digest` is the expected one, None if unknown. Raises MarlRayError if the bundle is missing or malformed, or
         has another digest.
         """
         content = digest or self._digests.get(reference)
-        held = self._held.get(content) if content is not None else None
-        if held is not None:
-            return held
+        loaded = self._loaded.get(content) if content is not None else None
+        if loaded is not None:
+            return loaded
         bundle = load_bundle(reference, self._tracking_uri, digest)
         with self._lock:
             if reference.startswith(REGISTRY_PREFIX):
                 self._digests[reference] = bundle.digest
-            return self._held.setdefault(bundle.digest, bundle)
+            return self._loaded.setdefault(bundle.digest, bundle)
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,14 @@ def load_arms(
     loaded: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
     for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
-        part, stored_arm = config.arms[arm], stored.get(arm, {})
+        arm_config = config.arms[arm]
+        stored_arm = stored.get(arm, {})
         try:
-            if part.bundle is not None:
-                loaded[arm] = bundles.load(part.bundle, stored_arm.get("digest"))
+            if arm_config.bundle is not None:
+                loaded[arm] = bundles.load(arm_config.bundle, stored_arm.get("digest"))
             else:
                 agents = stored_arm.get("agents") or next((other.agents for other in loaded.values()), None)
-                loaded[arm] = external_model(str(part.url), str(part.model), agents)
+                loaded[arm] = external_model(str(arm_config.url), str(arm_config.model), agents)
         except MarlRayError as error:
             missing[arm] = MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}")
     return loaded, missing
@@ -137,16 +138,18 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     Raises MarlRayError naming the arm if a bundle of a new experiment cannot be loaded. If the store knows the
     experiment, the arm is left out and another one answers for it.
     """
-    pinned = [pin_aliases(part, config.tracking_uri) for part in config.experiments]
+    pinned = [pin_aliases(experiment, config.tracking_uri) for experiment in config.experiments]
     states = store.states()
-    arms_of = arms_to_hold(served_here(states, [part.name for part in pinned]), time.time())
+    arms_of = needed_arms(served_here(states, [experiment.name for experiment in pinned]), time.time())
     loaded = []
-    for part in pinned:
-        record = store.read(part.name) if part.name in states else None
-        experiment = (
-            load_all_arms(part, bundles) if record is None else _load_stored(part, record, arms_of[part.name], bundles)
+    for experiment in pinned:
+        name = experiment.name
+        record = store.read(name) if name in states else None
+        loaded.append(
+            load_all_arms(experiment, bundles)
+            if record is None
+            else _load_stored(experiment, record, arms_of[name], bundles)
         )
-        loaded.append(experiment)
     return loaded
 
 
@@ -156,29 +159,32 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
     That is a new one that lacks an arm, or one that takes traffic and has lost the arm that answers for all others.
     """
     states = store.states()
-    for part in load_configured(config, store, BundleCache(config.tracking_uri)):
-        state = states.get(part.config.name)
-        if state is not None and state.status in OPEN_STATUSES and state.control not in part.bundles:
+    for experiment in load_configured(config, store, BundleCache(config.tracking_uri)):
+        state = states.get(experiment.config.name)
+        if state is not None and state.status in OPEN_STATUSES and state.control not in experiment.bundles:
             raise MarlRayError(
-                f"experiments.{part.config.name}.arms.{state.control}: the control's bundle "
-                f"{part.config.arms[state.control].reference!r} cannot be loaded, and the experiment is {state.status}"
+                f"experiments.{experiment.config.name}.arms.{state.control}: the control's bundle "
+                f"{experiment.config.arms[state.control].reference!r} cannot be loaded, and the experiment is {state.status}"
             )
 
 
 def _load_stored(
-    config: ExperimentConfig, record: ExperimentRecord, held_arms: Collection[str], bundles: BundleCache
+    config: ExperimentConfig, record: ExperimentRecord, needed: Collection[str], bundles: BundleCache
 ) -> LoadedExperiment:
-    arms = record.config["arms"]
+    stored_arms = record.config["arms"]
     stored = {
-        arm: {key: arms[arm][key] for key in ("digest", "weights_sha256", "agents") if key in arms[arm]}
-        for arm, part in config.arms.items()
-        if arm in arms and all(arms[arm].get(key) == getattr(part, key) for key in ("bundle", "url", "model"))
+        name: {
+            key: stored_arms[name][key] for key in ("digest", "weights_sha256", "agents") if key in stored_arms[name]
+        }
+        for name, arm in config.arms.items()
+        if name in stored_arms
+        and all(stored_arms[name].get(key) == getattr(arm, key) for key in ("bundle", "url", "model"))
     }
     # Without a check of digests: if the content of a folder has changed, the digest in the store decides later. But the
     # agents of an external model are those that were stored when the experiment began.
-    agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
-    needed_arms = [arm for arm in config.arms if arm in held_arms or arm not in stored]
-    loaded, missing = load_arms(config, needed_arms, bundles, agents)
+    agents = {name: {"agents": arm["agents"]} for name, arm in stored.items() if "agents" in arm}
+    arms_to_load = [arm for arm in config.arms if arm in needed or arm not in stored]
+    loaded, missing = load_arms(config, arms_to_load, bundles, agents)
     for arm, error in missing.items():
         if arm not in stored:
             raise error

@@ -1,4 +1,4 @@
-"""The arms that a replica holds: it loads those that its experiments need, and drops all others."""
+"""Loads the arms that the experiments of a replica need, and drops all others."""
 
 import logging
 import threading
@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
+from marl_ray.serving.arm_loading.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.arm_loading.needed_arms import needed_arms, served_here
 from marl_ray.serving.arms.protocol import Arm, TextArm
-from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
-from marl_ray.serving.loaded_arms.loaded_bundles import check_arms, load_arms
-from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.routing.experiment.router import Router
 
 ROUND_S = 15.0
@@ -19,7 +19,7 @@ ROUND_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-class ArmHolder:
+class ArmLoader:
     """Loads and drops the arms of one replica.
 
     One thread at a time may call `load_and_drop`, which starts a thread for each experiment whose arms are to be loaded; all
@@ -27,10 +27,10 @@ class ArmHolder:
     """
 
     def __init__(self, live_experiments: LiveExperiments):
-        """Hold the arms of these experiments."""
+        """Load and drop the arms of these experiments."""
         self._live_experiments = live_experiments
         self.needed: Mapping[str, frozenset[str]] = {}
-        """Experiment -> the arms that this replica shall hold. Replaced and never changed."""
+        """Experiment -> the arms that it needs to be loaded here. Replaced and never changed."""
         self.missing: dict[str, dict[str, str]] = {}
         """Experiment -> arm -> the reason why its bundle could not be loaded."""
         self._loading: set[str] = set()
@@ -53,7 +53,7 @@ class ArmHolder:
         self._next_round_at = time.monotonic() + ROUND_S
         routers = self._live_experiments.endpoints.routers
         followed = [state for state in served_here(states, routers) if state.experiment in routers]
-        needed = arms_to_hold(followed, time.time(), ended)
+        needed = needed_arms(followed, time.time(), ended)
         # Another gateway may have added arms that this one's config lacks.
         self.needed = {name: arms & routers[name].config.arms.keys() for name, arms in needed.items()}
         for name, arms in self.needed.items():
@@ -96,11 +96,12 @@ class ArmHolder:
 
     def _load_arms(self, router: Router, arms_to_load: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
-        live_experiments, config = self._live_experiments, router.config
+        live_experiments = self._live_experiments
+        config = router.config
         record = live_experiments.store.read(config.name)
         stored = record.config["arms"] if record is not None else {}
         loaded, errors = load_arms(config, arms_to_load, live_experiments.bundles, stored)
-        check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
+        check_arms(config, {name: arm.bundle for name, arm in router.arms.items()} | loaded)
         missing = {arm: str(error) for arm, error in errors.items()}
         new_arms: dict[str, Arm | TextArm] = {}
         try:
@@ -110,8 +111,8 @@ class ArmHolder:
                 except MarlRayError as error:
                     missing[arm] = str(error)
         except BaseException:  # no arm answers yet, and the next round makes them all again
-            for part in new_arms.values():
-                part.close()
+            for new_arm in new_arms.values():
+                new_arm.close()
             raise
         if new_arms:
             live_experiments.endpoints.add_arms(router, new_arms)
@@ -121,7 +122,8 @@ class ArmHolder:
         """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         states_by_experiment = {}
         for name, arms in self.needed.items():
-            router, missing = self._live_experiments.endpoints.routers[name], self.missing.get(name, {})
+            router = self._live_experiments.endpoints.routers[name]
+            missing = self.missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
                 states_by_experiment[name] = states | {arm: "loaded" for arm in states if arm in router.arms}

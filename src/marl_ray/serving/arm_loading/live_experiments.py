@@ -10,11 +10,11 @@ from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.serving.arm_loading.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.loaded_arms.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.experiment.router import Router
@@ -43,23 +43,24 @@ class LiveExperiments:
         self.endpoints = Endpoints()
         self.models: dict[str, AnyBundle] = {}
         """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.
-        Several threads hold more, and the follower's alone drops some; readers copy it."""
-        self._noise, self._host = noise, host
+        Several threads add some, and the follower's alone drops some; readers copy it."""
+        self._noise = noise
+        self._host = host
         self._passes: dict[str, PassBatcher] = {}
         """Experiment -> its arms' forward passes."""
 
-    def hold_model(self, reference: str, bundle: AnyBundle) -> None:
-        """Hold a bundle that was loaded before any experiment named it."""
+    def keep_model(self, reference: str, bundle: AnyBundle) -> None:
+        """Keep a bundle that was loaded before any experiment named it."""
         self.models[reference] = bundle
 
     def drop_models(self, references: Iterable[str]) -> None:
-        """Hold these bundles no longer. Only the follower calls it."""
+        """Keep these bundles no longer. Only the follower calls it."""
         for reference in references:
             del self.models[reference]
 
     def open(
         self,
-        part: LoadedExperiment,
+        experiment: LoadedExperiment,
         actor: str = "config",
         reason: str = "opened",
         succeeds: str | None = None,
@@ -73,16 +74,16 @@ class LiveExperiments:
         """
         arms: dict[str, Arm | TextArm] = {}
         try:
-            for arm, bundle in part.bundles.items():
-                arms[arm] = self.start_arm(part.config, arm, bundle)
-            stored_config = part.stored_config() | more
-            self.store.open(part.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
-            state = self.store.assignment_state(part.config.name)
+            for arm, bundle in experiment.bundles.items():
+                arms[arm] = self.start_arm(experiment.config, arm, bundle)
+            stored_config = experiment.stored_config() | more
+            self.store.open(experiment.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
+            state = self.store.assignment_state(experiment.config.name)
         except BaseException:
             for new_arm in arms.values():
                 new_arm.close()
             raise
-        return self.take_in(part.config, state, arms)
+        return self.take_in(experiment.config, state, arms)
 
     def take_in(
         self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""The experiments that a gateway serves, and the arms that a replica holds for each of them."""
+"""The experiments that a gateway serves, and the arms that each of them needs."""
 
 from collections.abc import Collection, Mapping
 
@@ -15,16 +15,15 @@ def served_here(states: Mapping[str, AssignmentState], configured: Collection[st
     return [state for name, state in states.items() if state.origin == API_ORIGIN or name in configured]
 
 
-def arms_to_hold(
+def needed_arms(
     states: Collection[AssignmentState], now: float, ended: Mapping[str, float] | None = None
 ) -> dict[str, frozenset[str]]:
-    """Return experiment -> the arms that a replica holds for it.
+    """Return experiment -> the arms that it needs to be loaded.
 
-    Of an open experiment it holds all arms, because each may have or get sessions. Of an experiment that has ended but
-    still serves its endpoint it holds the arm with the traffic and the control, which takes over if harm by the winner
-    is proven late. Of older experiments it holds nothing. It also holds all arms for `DRAIN_S` after an experiment
-    ended or its successor began, so that sessions can finish. `ended` is the end of experiments that this process has
-    seen end, in seconds since 1970.
+    An open experiment needs all arms, because each may have or get sessions. An experiment that has ended but still
+    serves its endpoint needs the arm with the traffic and the control, which takes over if harm by the winner is proven
+    late. Older experiments need none. For `DRAIN_S` after an experiment ended or its successor began it needs all arms,
+    so that sessions can finish. `ended` is the end of experiments that this process has seen end, in seconds since 1970.
     """
     newest: dict[str, AssignmentState] = {}
     successors: dict[str, float] = {}

@@ -1,4 +1,7 @@
-"""The arms of one experiment that are loaded here, and which of them answers for which arm."""
+"""The arms of one experiment that are loaded here, and which of them answers for which arm.
+
+A request takes this value once and is answered by it to its end, because a thread may load or drop arms meanwhile.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,14 +12,17 @@ from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.errors import UnavailableError, WrongKindError
 
 
-class HeldArms(Mapping[str, Arm | TextArm]):
+class LoadedArms(Mapping[str, Arm | TextArm]):
     """Name -> loaded arm. Never changed: other arms, or another state of the experiment, are another value."""
 
-    __slots__ = ("_answering_arms", "_arms", "_config", "is_text")
+    __slots__ = ("_answering_arms", "_arms", "_config", "is_text", "state")
 
     def __init__(self, config: ExperimentConfig, arms: Mapping[str, Arm | TextArm], state: AssignmentState):
         """`arms` are those of the config's arms that are loaded here; `state` says which arm is in production."""
-        self._config, self._arms = config, arms
+        self._config = config
+        self._arms = arms
+        self.state = state
+        """The state of the experiment in which these arms answer."""
         self.is_text = any(is_text(arm.bundle) for arm in arms.values())
         """True if the arms are language models; no experiment has arms of two kinds."""
         orders = {arm: dict.fromkeys((arm, state.production, state.control)) for arm in config.arms}
@@ -34,13 +40,9 @@ class HeldArms(Mapping[str, Arm | TextArm]):
         """Return the number of loaded arms."""
         return len(self._arms)
 
-    def in_state(self, state: AssignmentState) -> "HeldArms":
+    def in_state(self, state: AssignmentState) -> "LoadedArms":
         """Return the same arms as they answer in another state of the experiment."""
-        return HeldArms(self._config, self._arms, state)
-
-    def digests(self) -> dict[str, str]:
-        """Return arm -> digest of its bundle."""
-        return {name: arm.bundle.digest for name, arm in self._arms.items()}
+        return LoadedArms(self._config, self._arms, state)
 
     def answering_arms(self, arm: str) -> Sequence[str]:
         """Return the loaded arms that may answer for a session of this arm of the config, in order of preference."""
@@ -53,27 +55,23 @@ class HeldArms(Mapping[str, Arm | TextArm]):
         raise UnavailableError(f"no arm of experiment {self._config.name!r} is loaded here")
 
     def actor(self, name: str) -> Arm:
-        """Return the loaded arm of this name, which acts.
+        """Return the loaded arm of this name, which acts. Raises KeyError if it is not loaded.
 
-        Raises WrongKindError if it writes text, and UnavailableError if it was dropped since the request was assigned.
+        Raises WrongKindError if it writes text.
         """
-        arm = self._loaded_arm(name)
+        arm = self._arms[name]
         if is_text(arm.bundle):
             raise self._wrong_kind_error("token", "actor_critic", "experiment")
         return arm
 
     def writer(self, name: str) -> TextArm:
-        """Return the loaded arm of this name, which writes text. Raises as `actor` does, if it acts."""
-        arm = self._loaded_arm(name)
+        """Return the loaded arm of this name, which writes text. Raises KeyError if it is not loaded.
+
+        Raises WrongKindError if it acts.
+        """
+        arm = self._arms[name]
         if not is_text(arm.bundle):
             raise self._wrong_kind_error("actor_critic", "token", "experiment")
-        return arm
-
-    def _loaded_arm(self, name: str) -> Arm | TextArm:
-        arm = self._arms.get(name)
-        if arm is None:
-            message = f"arm {name!r} of experiment {self._config.name!r} is not loaded here any more"
-            raise UnavailableError(message)
         return arm
 
     def bundle_of(self, arm: str) -> AnyBundle:

@@ -6,10 +6,10 @@ import time
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.serving.loaded_arms.live_experiments import LiveExperiments
+from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
 
 PRELOADED_S = 86_400.0
-"""Seconds that a preloaded bundle is held while no experiment uses it."""
+"""Seconds that a preloaded bundle stays loaded while no experiment uses it."""
 RETRY_S = 15.0
 """Seconds between two attempts to load a bundle."""
 
@@ -20,8 +20,9 @@ class Preloader:
     """Loads bundles ahead, for one replica. One thread at a time may call `preload`."""
 
     def __init__(self, live_experiments: LiveExperiments, notices: Notices):
-        """Let `live_experiments` hold the bundles that `notices` names."""
-        self._live_experiments, self._notices = live_experiments, notices
+        """Load the bundles that `notices` names, and let `live_experiments` keep them."""
+        self._live_experiments = live_experiments
+        self._notices = notices
         self._next_attempts: dict[str, float] = {}
         """Reference of a bundle -> moment of the next attempt to load it, in monotonic seconds."""
 
@@ -31,9 +32,10 @@ class Preloader:
         Each is loaded in a thread of its own. Raises StoreError if the store cannot be read.
         """
         live_experiments = self._live_experiments
-        held = list(live_experiments.models)  # before the notices are read: others load what a notice names already
+        # Before the notices are read, because others load what a notice names already.
+        loaded_references = list(live_experiments.models)
         wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
-        live_experiments.drop_models(reference for reference in held if reference not in wanted_ahead)
+        live_experiments.drop_models(reference for reference in loaded_references if reference not in wanted_ahead)
         now = time.monotonic()
         for reference in wanted_ahead:
             if reference not in live_experiments.models and self._next_attempts.get(reference, 0.0) <= now:
@@ -42,7 +44,7 @@ class Preloader:
 
     def _load(self, reference: str) -> None:
         try:
-            self._live_experiments.hold_model(reference, self._live_experiments.bundles.load(reference))
+            self._live_experiments.keep_model(reference, self._live_experiments.bundles.load(reference))
         except MarlRayError as error:
             _log.error("a bundle is not loaded ahead: %s", error)
         except Exception:

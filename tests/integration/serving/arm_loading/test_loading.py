@@ -1,4 +1,4 @@
-"""The bundles of a replica: it holds those that serve, each content once, and nothing of what is over."""
+"""The bundles of a replica: it loads those that serve, each content once, and drops what is over."""
 
 import asyncio
 import math
@@ -19,9 +19,9 @@ from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving.loaded_arms import loaded_bundles
-from marl_ray.serving.loaded_arms.loaded_bundles import check_configured
-from marl_ray.serving.loaded_arms.needed_arms import arms_to_hold
+from marl_ray.serving.arm_loading import loaded_bundles
+from marl_ray.serving.arm_loading.loaded_bundles import check_configured
+from marl_ray.serving.arm_loading.needed_arms import needed_arms
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 
@@ -130,7 +130,7 @@ def test_a_new_experiment_without_a_bundle_is_refused_by_name(folder):
         answers(config_of(folder, experiment(folder)), 1)
 
 
-async def test_a_content_is_held_once_whatever_names_it(folder):
+async def test_a_content_is_loaded_once_whatever_names_it(folder):
     shutil.copytree(folder / "zero", folder / "copy")
     both = [experiment(folder, "a"), experiment(folder, "b", ("copy", "one"))]
 
@@ -293,19 +293,19 @@ def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
     open_one = state("open", ExperimentStatus.RUNNING, now - day, {"a": 0.5, "b": 0.5})
     won = state("won", ExperimentStatus.PROMOTED, now - 2 * day, {"a": 0.0, "b": 1.0, "c": 0.0})
     stopped = state("stopped", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "b": 0.0})
-    assert arms_to_hold([open_one, won, stopped], now) == {"open": {"a", "b"}, "won": set(), "stopped": set()}
-    assert arms_to_hold([won, stopped], now) == {"won": {"a", "b"}, "stopped": set()}
-    assert arms_to_hold([won, stopped], now, {"won": now - 60}) == {"won": {"a", "b", "c"}, "stopped": set()}
+    assert needed_arms([open_one, won, stopped], now) == {"open": {"a", "b"}, "won": set(), "stopped": set()}
+    assert needed_arms([won, stopped], now) == {"won": {"a", "b"}, "stopped": set()}
+    assert needed_arms([won, stopped], now, {"won": now - 60}) == {"won": {"a", "b", "c"}, "stopped": set()}
     draft = state("draft", ExperimentStatus.DRAFT, now, {"a": 1.0, "d": 0.0})
-    assert arms_to_hold([draft, won], now) == {
+    assert needed_arms([draft, won], now) == {
         "draft": {"a", "d"},
         "won": {"a", "b"},
     }  # which serves until the draft starts
     older = state("older", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "e": 0.0})
     successor = state("successor", ExperimentStatus.RUNNING, now - 60, {"a": 1.0})
-    needed_arms = arms_to_hold([older, successor, won], now)  # sessions of the last one finish there
-    assert (needed_arms["won"], needed_arms["older"]) == ({"a", "b", "c"}, set())
+    needed = needed_arms([older, successor, won], now)  # sessions of the last one finish there
+    assert (needed["won"], needed["older"]) == ({"a", "b", "c"}, set())
     ended = state(
         "gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), on_rollback="cut"
     )
-    assert arms_to_hold([ended], now) == {"gone": {"a"}}
+    assert needed_arms([ended], now) == {"gone": {"a"}}

@@ -8,8 +8,8 @@ from toy_serving.gateways import serving
 from watched_lock import watch_lock
 
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.serving.arm_loading import arm_loader
 from marl_ray.serving.arms.actor_critic import ArmBatcher
-from marl_ray.serving.loaded_arms import arm_holder
 from marl_ray.serving.routing import endpoints as endpoints_module
 
 
@@ -35,7 +35,7 @@ async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(c
 
 
 async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_again_at_once(config, monkeypatch):
-    may_load, needed = threading.Event(), arm_holder.arms_to_hold  # type: ignore[attr-defined]  # the test replaces it
+    may_load, needed = threading.Event(), arm_loader.needed_arms  # type: ignore[attr-defined]  # the test replaces it
 
     def needed_while_a_thread_ends(*arguments):
         may_load.set()
@@ -58,12 +58,12 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         service.endpoints.drop_arms(router, {"four"})
         service.stores.experiments.change("exp", Action.PAUSE, epoch=None, actor="ops", reason="r")
         follower.poll()
-        assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loading"}
-        monkeypatch.setattr(arm_holder, "arms_to_hold", needed_while_a_thread_ends)
+        assert follower.arm_loader.arm_states()["exp"] == {"one": "loaded", "four": "loading"}
+        monkeypatch.setattr(arm_loader, "needed_arms", needed_while_a_thread_ends)
         service.stores.experiments.change("exp", Action.RESUME, epoch=router.rules.state.epoch, actor="ops", reason="r")
         follower.poll()
-        assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loaded"}
-        assert follower.arms.is_due(time.monotonic())
+        assert follower.arm_loader.arm_states()["exp"] == {"one": "loaded", "four": "loaded"}
+        assert follower.arm_loader.is_due(time.monotonic())
 
 
 async def test_arms_of_a_round_that_fails_are_closed(config, monkeypatch):
@@ -81,7 +81,7 @@ async def test_arms_of_a_round_that_fails_are_closed(config, monkeypatch):
 
         monkeypatch.setattr(live_experiments, "start_arm", make_all_but_four)
         monkeypatch.setattr(ArmBatcher, "close", lambda arm: closed.append(arm.bundle) or close(arm))
-        holder = arm_holder.ArmHolder(live_experiments)
-        holder.load_and_drop(app.service.stores.experiments.states(), {}, waits=True)
-        assert holder.missing["exp"].keys() == {"one", "four"} and not router.arms
+        loader = arm_loader.ArmLoader(live_experiments)
+        loader.load_and_drop(app.service.stores.experiments.states(), {}, waits=True)
+        assert loader.missing["exp"].keys() == {"one", "four"} and not router.arms
         assert len(closed) == 1

@@ -1,1 +1,0 @@
-"""The arms that a replica holds: which its experiments need, and how they are loaded and dropped."""
