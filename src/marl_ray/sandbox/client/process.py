@@ -113,13 +113,17 @@ class SandboxProcess:
         except OSError:
             raise ProcessDiedError from None
 
+    def disconnect(self) -> None:
+        """Shut the socket down, so that the process ends, and a thread that waits for its answer gets ProcessDiedError."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
+
     def close(self, wait_s: float) -> None:
         """Close the socket, by which the process ends, and kill it if it has not ended after `wait_s` seconds.
 
         Raises subprocess.TimeoutExpired if it is still there CLOSE_S seconds after it was killed.
         """
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
+        self.disconnect()
         self.socket.close()
         self._errors.close()
         try:

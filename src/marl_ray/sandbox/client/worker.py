@@ -68,6 +68,12 @@ class Worker:
             self._judge.close(CLOSE_S)
             self._judge = None
 
+    def disconnect(self) -> None:
+        """Let the processes end, from any thread: the one that waits for an answer gets ProcessDiedError."""
+        for process in (self._server, self._judge):
+            if process:
+                process.disconnect()
+
     def abandon(self) -> None:
         """Kill the processes, because their next answers belong to a run that was given up.
 
