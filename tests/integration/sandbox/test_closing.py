@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,24 @@ def test_a_server_that_is_replaced_while_its_pool_closes_runs_nothing(tmp_path, 
             pool.run("print(1)")
         closing[0].result(60)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_pool_whose_last_server_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before, begun = sorted(os.listdir("/proc/self/fd")), []
+    popen = subprocess.Popen
+
+    def start_one(*args: Any, **options: Any) -> Any:
+        if begun:
+            raise BlockingIOError("no more processes")
+        begun.append(popen(*args, **options))
+        return begun[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_one)
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        Pool(workers=2, warm=())
+    assert begun[0].returncode == 0 and os.listdir(tmp_path) == []
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 USES_AT_EXIT = """

@@ -65,8 +65,9 @@ class SandboxProcess:
         """
         self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {"fd": remote.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        with remote:
+        with contextlib.ExitStack() as unfinished, remote:  # closes our files where the process cannot begin
+            unfinished.callback(self.socket.close)
+            self._errors = unfinished.enter_context(tempfile.TemporaryFile())
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-c", _BOOT, json.dumps(options), _SOURCE],
                 stdin=subprocess.DEVNULL,
@@ -77,6 +78,7 @@ class SandboxProcess:
                 pass_fds=[remote.fileno()],
                 start_new_session=True,
             )
+            unfinished.pop_all()
 
     def hello(self) -> Greeting:
         """Return the process's first message. Raises MarlRayError if it cannot start."""

@@ -35,8 +35,13 @@ class Worker:
 
     def start(self) -> None:
         """Make the folder of the runs, and begin a fork server in it. `hello` waits until it is ready."""
-        self.folder, self._lock = create_locked_folder()
-        self._server = SandboxProcess("server", self.folder, self._max_level, self._warm)
+        with contextlib.ExitStack() as unfinished:  # removes the folder where the server cannot begin
+            self.folder, lock = create_locked_folder()
+            unfinished.callback(os.close, lock)
+            unfinished.callback(run_folder.remove, self.folder)
+            self._server = SandboxProcess("server", self.folder, self._max_level, self._warm)
+            unfinished.pop_all()
+        self._lock = lock
 
     def hello(self) -> Greeting:
         """Wait until the fork server is ready, and return its first message. Raises MarlRayError if it cannot start."""
