@@ -1,9 +1,13 @@
 """Environments and batches that cannot be made whole leave no part of them open."""
 
-import pytest
-from toys.envs import Limited
+import re
 
-from marl_ray.config.run.sections import EnvConfig
+import pytest
+from gymnasium import spaces
+from toys.envs import Limited
+from toys.texts import LimitedEcho
+
+from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.copies import EnvLoop
 from marl_ray.envs.gridworld.batch import GridworldBatch
 from marl_ray.envs.gridworld.environment import Gridworld
@@ -16,7 +20,8 @@ WRONG_GROUPS = r"^groups: \[\['nobody'\]\] expected to hold each of "
 @pytest.fixture(autouse=True)
 def none_open(monkeypatch):
     """Each test begins with no environment open, whatever another left."""
-    monkeypatch.setattr(Limited, "open_count", 0)
+    for kind in (Limited, LimitedEcho):
+        monkeypatch.setattr(kind, "open_count", 0)
 
 
 @pytest.fixture
@@ -66,3 +71,14 @@ def test_a_gridworld_that_cannot_be_closed_leaves_no_other_open(closed_gridworld
     with pytest.raises(OSError, match=r"^still busy$"):
         batch.close()
     assert {id(env) for env in closed_gridworlds} == {id(batch.envs[0]), id(batch.envs[2])}
+
+
+@pytest.mark.parametrize(("env_id", "message"), [
+    ("toys.texts:limited", "needs actions that can be masked; those of toys.texts:limited are texts"),
+    ("toys.envs:limited", "appends to vectors of Box, MultiDiscrete or Discrete, but a observes Box of shape (2, 2)"),
+])  # fmt: skip
+def test_an_environment_that_cannot_keep_hard_limits_is_closed(env_id, message, monkeypatch):
+    monkeypatch.setattr(Limited, "observation_space", lambda *_: spaces.Box(0, 1, (2, 2)))
+    with pytest.raises(MarlRayError, match=f"^constraints: hard_limit {re.escape(message)}$"):
+        make_env(EnvConfig(id=env_id, kwargs={"limit": 9}), [ConstraintConfig(budget=1.0, hard_limit=1.0)])
+    assert (Limited.open_count, LimitedEcho.open_count) == (0, 0)
