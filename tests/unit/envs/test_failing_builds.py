@@ -1,6 +1,8 @@
 """Environments and batches that cannot be made whole leave no part of them open."""
 
 import re
+import sys
+import threading
 
 import pytest
 from gymnasium import spaces
@@ -12,6 +14,7 @@ from marl_ray.envs.copies import EnvLoop
 from marl_ray.envs.gridworld.batch import GridworldBatch
 from marl_ray.envs.gridworld.environment import Gridworld
 from marl_ray.envs.registry import make_env
+from marl_ray.envs.web.browser.chromium import EXECUTABLE_VARIABLE, Chromium
 from marl_ray.errors import MarlRayError
 
 WRONG_GROUPS = r"^groups: \[\['nobody'\]\] expected to hold each of "
@@ -82,3 +85,16 @@ def test_an_environment_that_cannot_keep_hard_limits_is_closed(env_id, message, 
     with pytest.raises(MarlRayError, match=f"^constraints: hard_limit {re.escape(message)}$"):
         make_env(EnvConfig(id=env_id, kwargs={"limit": 9}), [ConstraintConfig(budget=1.0, hard_limit=1.0)])
     assert (Limited.open_count, LimitedEcho.open_count) == (0, 0)
+
+
+def test_a_browser_whose_driver_is_missing_leaves_no_thread(monkeypatch):
+    def fail():
+        raise FileNotFoundError("no driver")
+
+    async_api = pytest.importorskip("playwright.async_api")
+    monkeypatch.setattr(async_api, "async_playwright", fail)
+    monkeypatch.setenv(EXECUTABLE_VARIABLE, sys.executable)  # any program that exists
+    before = threading.enumerate()
+    with pytest.raises(FileNotFoundError, match=r"^no driver$"):
+        Chromium()
+    assert threading.enumerate() == before
