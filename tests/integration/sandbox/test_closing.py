@@ -2,7 +2,6 @@
 
 import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -80,7 +79,7 @@ def test_a_server_that_is_replaced_while_its_pool_closes_runs_nothing(tmp_path, 
         closing: list[Future[None]] = []
         monkeypatch.setattr(Worker, "disconnect", note_disconnection)
         monkeypatch.setattr(Worker, "restart", restart_late)
-        os.kill(pool.workers[0].pids[0], signal.SIGKILL)
+        disconnect(pool.workers[0])  # as if its server had died
         with pytest.raises(MarlRayError, match=r"^the sandbox pool is closed$"):
             pool.run("print(1)")
         closing[0].result(60)
