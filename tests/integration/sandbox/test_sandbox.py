@@ -292,6 +292,16 @@ def test_folders_of_killed_owners_are_removed_at_the_next_start(tmp_path, monkey
             assert second.run("print(1)").stdout == b"1\n"
 
 
+def test_a_server_that_says_nothing_is_told_from_one_that_ends(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(MarlRayError, match=r"^the sandbox cannot start: its process ended$"):
+        Pool(workers=1)
+    monkeypatch.undo()
+    monkeypatch.setattr("marl_ray.sandbox.client.process.START_S", 0.0)
+    with pytest.raises(MarlRayError, match=r"^the sandbox cannot start: no answer in 0 s$"):
+        Pool(workers=1)
+
+
 def test_a_level_that_the_host_lacks_is_refused():
     with pytest.raises(MarlRayError, match="min_level NAMESPACES: this host allows only LIMITS"):
         Pool(workers=1, min_level=Level.NAMESPACES, max_level=Level.LIMITS)

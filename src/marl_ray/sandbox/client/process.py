@@ -82,12 +82,13 @@ class SandboxProcess:
 
     def hello(self) -> Greeting:
         """Return the process's first message. Raises MarlRayError if it cannot start."""
+        deadline = time.monotonic() + START_S
         try:
-            return cast(Greeting, dict(json.loads(self.receive(time.monotonic() + START_S))))
+            return cast(Greeting, dict(json.loads(self.receive(deadline))))
         except ProcessDiedError:
             text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
-            cause = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
-            raise MarlRayError(f"the sandbox cannot start: {cause}") from None
+            silence = "its process ended" if time.monotonic() < deadline else f"no answer in {START_S:.0f} s"
+            raise MarlRayError(f"the sandbox cannot start: {text.splitlines()[-1] if text else silence}") from None
 
     def receive(self, deadline: float) -> bytes:
         """Return the process's next message, _MESSAGE_BYTES of it at most.
