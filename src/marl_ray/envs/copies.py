@@ -154,15 +154,15 @@ class EnvLoop(EnvBatch):
         """`first` is the environment of the first copy, if it was made already."""
         self.signals = signals
         self.envs = [] if first is None else [first]
-        with ExitStack() as unfinished:  # closes the copies that were made here where a later one cannot be made
+        with ExitStack() as unfinished:  # closes the copies that were made here where the loop cannot be made
             while len(self.envs) < copies:
                 self.envs.append(unfinished.enter_context(closing(make_env(config, constraints))))
+            env = self.envs[0]
+            self.agents = list(env.possible_agents)
+            self.groups, self.members = [list(group) for group in groups], group_positions(self.agents, groups)
+            self.discrete = [isinstance(env.action_space(group[0]), spaces.Discrete) for group in groups]
+            self.offsets = [_first_category(env.observation_space(group[0])) for group in groups]
             unfinished.pop_all()
-        env = self.envs[0]
-        self.agents = list(env.possible_agents)
-        self.groups, self.members = [list(group) for group in groups], group_positions(self.agents, groups)
-        self.discrete = [isinstance(env.action_space(group[0]), spaces.Discrete) for group in groups]
-        self.offsets = [_first_category(env.observation_space(group[0])) for group in groups]
         self.alive = np.zeros((copies, len(self.agents)), bool)
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
         self.observations: list[dict[str, Any]] = [{} for _ in range(copies)]

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,17 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
     limits = [constraint.hard_limit for constraint in constraints]
     if all(limit is None for limit in limits):
         return env
-    if is_text(env):
-        raise MarlRayError(f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts")
-    from marl_ray.envs.budget.wrapper import HardBudget
+    with ExitStack() as unfinished:  # closes an environment that cannot be held within the limits
+        unfinished.enter_context(closing(env))
+        if is_text(env):
+            raise MarlRayError(
+                f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts"
+            )
+        from marl_ray.envs.budget.wrapper import HardBudget
 
-    return HardBudget(env, limits)
+        limited = HardBudget(env, limits)
+        unfinished.pop_all()
+    return limited
 
 
 def check_reward(env: "ParallelEnv | AECEnv") -> None:

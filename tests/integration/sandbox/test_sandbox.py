@@ -277,39 +277,6 @@ def test_an_interrupted_run_does_not_answer_for_the_next(pool, monkeypatch):
         assert pool.run(f"print({number})").stdout == b"%d\n" % number
 
 
-def test_closing_leaves_nothing():
-    before = sorted(os.listdir("/proc/self/fd"))
-    with Pool(workers=1) as pool:
-        pool.run("open('f', 'w')")
-        pool.judge("def f(): pass", "f()", entry_point="f")
-        folder = pool.workers[0].folder
-    assert sorted(os.listdir("/proc/self/fd")) == before
-    assert not os.path.exists(folder)
-    with pytest.raises(MarlRayError, match="closed"):
-        pool.run("")
-
-
-def test_a_pool_closes_all_that_stands_behind_a_process_that_cannot_be_ended(monkeypatch):
-    before = sorted(os.listdir("/proc/self/fd"))
-    pool = Pool(workers=2)
-    pool.judge("def f(): pass", "f()", entry_point="f")
-    folders = [worker.folder for worker in pool.workers]
-    endless, *others = [pid for worker in pool.workers for pid in worker.pids]
-    wait = subprocess.Popen.wait
-
-    def wait_in_vain(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        if process.pid == endless:
-            raise subprocess.TimeoutExpired("endless", timeout or 0.0)
-        return wait(process, timeout)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", wait_in_vain)
-    with pytest.raises(subprocess.TimeoutExpired, match="endless"):
-        pool.close()
-    assert len(others) == 2 and not any(os.path.exists(f"/proc/{pid}") for pid in others)
-    assert not any(os.path.exists(folder) for folder in folders)
-    assert sorted(os.listdir("/proc/self/fd")) == before
-
-
 def test_folders_of_killed_owners_are_removed_at_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Pool(workers=1, warm=()):
@@ -323,6 +290,16 @@ def test_folders_of_killed_owners_are_removed_at_the_next_start(tmp_path, monkey
                 *used, "marl-ray-sandbox.link", "other",
             }  # fmt: skip
             assert second.run("print(1)").stdout == b"1\n"
+
+
+def test_a_server_that_says_nothing_is_told_from_one_that_ends(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(MarlRayError, match=r"^the sandbox cannot start: its process ended$"):
+        Pool(workers=1)
+    monkeypatch.undo()
+    monkeypatch.setattr("marl_ray.sandbox.client.process.START_S", 0.0)
+    with pytest.raises(MarlRayError, match=r"^the sandbox cannot start: no answer in 0 s$"):
+        Pool(workers=1)
 
 
 def test_a_level_that_the_host_lacks_is_refused():

@@ -7,8 +7,11 @@ import pytest
 import torch
 from toys.collectors import ALONE, BOTH, POLICY, Scripted, collector, players, texts
 from toys.text_envs import Broken, Slow, Strict, Talk
+from toys.texts import LimitedEcho
 
 from marl_ray.errors import MarlRayError
+from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.served.collector import ServedCollector
 from marl_ray.rollout.text.transcripts import mean_metrics
 
 
@@ -134,3 +137,13 @@ def test_an_environment_that_cannot_be_closed_leaves_no_other_open():
     with pytest.raises(OSError, match="still busy"):
         collector(Stuck, BOTH, range(4)).close()
     assert len(closed) == 4
+
+
+def test_a_collector_of_other_data_leaves_no_environment_open(monkeypatch):
+    monkeypatch.setattr(LimitedEcho, "open_count", 0)
+    make, plan = partial(LimitedEcho, 9, agents=["writer"]), CollectPlan(1, has_whole_episodes=True)
+    with pytest.raises(MarlRayError, match=r"^data: is not what this run began to learn from; "):
+        ServedCollector(
+            make, {"one": ["writer"]}, range(4), plan, 0, 0, {"digest": "other"}, lambda share: [share], {}, 16
+        )
+    assert LimitedEcho.open_count == 0

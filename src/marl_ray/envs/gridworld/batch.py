@@ -1,6 +1,7 @@
 """Step many copies of a gridworld in one compiled call: their states stand in shared arrays."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +27,16 @@ class GridworldBatch(EnvBatch):
     """
 
     def __init__(self, config: EnvConfig, copies: int, groups: Sequence[Sequence[str]], signals: int = 1):
-        self.envs: list[Any] = [make_env(config) for _ in range(copies)]
-        env, self.signals = self.envs[0], signals
+        self.signals = signals
+        with ExitStack() as unfinished:  # closes the copies where a later one, or the batch, cannot be made
+            self.envs: list[Any] = [unfinished.enter_context(closing(make_env(config))) for _ in range(copies)]
+            env = self.envs[0]
+            if signals != 1 and any(env.prices):
+                raise MarlRayError(f"env.cost: a MultiGrid environment has one cost signal, expected {signals}")
+            self.members = group_positions(env.possible_agents, groups)
+            unfinished.pop_all()
         world = env.world
         self.prices, self.rules = env.prices, world.rules
-        if signals != 1 and any(self.prices):
-            raise MarlRayError(f"env.cost: a MultiGrid environment has one cost signal, expected {signals}")
-        self.members = group_positions(env.possible_agents, groups)
         self.max_steps, self.agents = world.max_steps, world.num_agents
         self.view, self.see_through = world.agents[0].view_size, bool(world.agents[0].see_through_walls)
         shape = (copies, self.agents)
@@ -80,8 +84,9 @@ class GridworldBatch(EnvBatch):
 
     @override
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        with ExitStack() as copies:  # one that fails leaves no other open
+            for env in self.envs:
+                copies.callback(env.close)
 
     def _play(self, copies: np.ndarray) -> BatchStep:
         """Play one step of `copies` by `moves`."""

@@ -67,7 +67,6 @@ class ServedCollector(TextCollector):
         responses of each policy over all workers; the last batch of a pass may have fewer. Raises MarlRayError if `state`
         is of other data.
         """
-        super().__init__(make, agents, copies, plan, seed, signals, state, gather)
         self.data, self.size = data, size
         self.worker = copies.start // max(len(copies), 1)
         self.workers = len(gather(None))
@@ -77,6 +76,7 @@ class ServedCollector(TextCollector):
             raise MarlRayError("data: is not what this run began to learn from; expected the same, or another `name`")
         self.read: dict[str, int] = saved.get("read", dict.fromkeys(data, 0))
         """Policy -> number of its blocks that all workers have read, over all passes."""
+        super().__init__(make, agents, copies, plan, seed, signals, state, gather)  # last, because it opens the copies
 
     def state(self) -> JsonObject:
         """Return plain data for a checkpoint, like `TextCollector.state`."""

@@ -6,6 +6,7 @@ import os
 import platform
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Literal, Self, TypeVar
@@ -29,6 +30,8 @@ WARM_MODULES = (
 """Modules that programs often import: each server loads them once, before it forks. Each costs every run a little."""
 WAIT_S = 600.0
 """Seconds to wait for a free worker: longer than any queue of runs within their limits should last."""
+RETURN_S = 60.0
+"""Seconds that `close` waits for the threads whose calls it ends: longer than a thread needs to begin a server."""
 _RESULT_BYTES = 1 << 20
 """Number of bytes that are kept of what the official harness reports."""
 JobResult = TypeVar("JobResult")
@@ -65,6 +68,7 @@ class Pool:
         try:
             for _ in range(count):
                 self.workers.append(Worker(best, warm))
+                self._free.put(self.workers[-1])
             greetings = [worker.hello() for worker in self.workers]
         except BaseException:
             self.close()
@@ -76,8 +80,6 @@ class Pool:
             raise MarlRayError(
                 f"min_level {min_level.name}: this host allows only {self.level.name} ({worst['reason'] or 'max_level'})"
             )
-        for worker in self.workers:
-            self._free.put(worker)
 
     def __enter__(self) -> Self:
         return self
@@ -86,11 +88,26 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End every process and remove every file of this pool, also behind a worker that fails."""
+        """End every process and remove every file of this pool, also behind a worker that fails.
+
+        Calls that run in other threads end too, with the MarlRayError of a closed pool.
+        """
         workers, self.workers = self.workers, []
         with contextlib.ExitStack() as closing:
             for worker in workers:
+                closing.callback(self._free.put, worker)  # for threads that wait for one
                 closing.callback(worker.close)
+            for worker in workers:
+                worker.disconnect()
+            deadline = time.monotonic() + RETURN_S
+            with contextlib.suppress(queue.Empty):
+                for _ in workers:  # so that no thread uses one while it is closed
+                    self._free.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def _refuse_if_closed(self) -> None:
+        """Raise MarlRayError if this pool is closed."""
+        if not self.workers:
+            raise MarlRayError("the sandbox pool is closed")
 
     @contextlib.contextmanager
     def _borrow_worker(self) -> Iterator[Worker]:
@@ -100,8 +117,7 @@ class Pool:
         except queue.Empty:
             raise MarlRayError(f"no sandbox worker became free in {WAIT_S:.0f} s") from None
         try:
-            if worker not in self.workers:
-                raise MarlRayError("the sandbox pool is closed")
+            self._refuse_if_closed()
             yield worker
         finally:
             self._free.put(worker)
@@ -112,7 +128,7 @@ class Pool:
         """Return the job's result. A worker that died or hangs is replaced, and the job is tried once more.
 
         If the second worker dies too and a third one works, the program is the cause, and the result is that of
-        `result_if_guilty`.
+        `result_if_guilty`. Raises MarlRayError if the pool is closed meanwhile.
         """
         with self._borrow_worker() as worker:
             try:
@@ -120,14 +136,17 @@ class Pool:
                     try:
                         return job(worker)
                     except ProcessDiedError:
+                        self._refuse_if_closed()
                         worker.restart()
+                        self._refuse_if_closed()  # `close` may have ended the old server, and not this one
                 if worker.is_healthy():
                     return result_if_guilty()
-            except BaseException:
+                raise MarlRayError("a sandbox server died three times, the last time with a program that does nothing")
+            except BaseException as error:
+                if isinstance(error, MarlRayError):
+                    self._refuse_if_closed()  # processes that `close` ends report other errors
                 worker.abandon()
                 raise
-            worker.abandon()
-            raise MarlRayError("a sandbox server died three times, the last time with a program that does nothing")
 
     def run(
         self,

@@ -65,8 +65,9 @@ class SandboxProcess:
         """
         self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {"fd": remote.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        with remote:
+        with contextlib.ExitStack() as unfinished, remote:  # closes our files where the process cannot begin
+            unfinished.callback(self.socket.close)
+            self._errors = unfinished.enter_context(tempfile.TemporaryFile())
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-c", _BOOT, json.dumps(options), _SOURCE],
                 stdin=subprocess.DEVNULL,
@@ -77,15 +78,17 @@ class SandboxProcess:
                 pass_fds=[remote.fileno()],
                 start_new_session=True,
             )
+            unfinished.pop_all()
 
     def hello(self) -> Greeting:
         """Return the process's first message. Raises MarlRayError if it cannot start."""
+        deadline = time.monotonic() + START_S
         try:
-            return cast(Greeting, dict(json.loads(self.receive(time.monotonic() + START_S))))
+            return cast(Greeting, dict(json.loads(self.receive(deadline))))
         except ProcessDiedError:
             text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
-            cause = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
-            raise MarlRayError(f"the sandbox cannot start: {cause}") from None
+            silence = "its process ended" if time.monotonic() < deadline else f"no answer in {START_S:.0f} s"
+            raise MarlRayError(f"the sandbox cannot start: {text.splitlines()[-1] if text else silence}") from None
 
     def receive(self, deadline: float) -> bytes:
         """Return the process's next message, _MESSAGE_BYTES of it at most.
@@ -113,13 +116,17 @@ class SandboxProcess:
         except OSError:
             raise ProcessDiedError from None
 
+    def disconnect(self) -> None:
+        """Shut the socket down, so that the process ends, and a thread that waits for its answer gets ProcessDiedError."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
+
     def close(self, wait_s: float) -> None:
         """Close the socket, by which the process ends, and kill it if it has not ended after `wait_s` seconds.
 
         Raises subprocess.TimeoutExpired if it is still there CLOSE_S seconds after it was killed.
         """
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
+        self.disconnect()
         self.socket.close()
         self._errors.close()
         try:

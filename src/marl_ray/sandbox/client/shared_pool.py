@@ -13,7 +13,10 @@ _pools: dict[int, Pool] = {}
 
 
 def shared_pool() -> Pool:
-    """Return this process's sandbox, started by the first call. Raises MarlRayError if none can be started."""
+    """Return this process's sandbox, started by the first call and closed when the process exits.
+
+    Raises MarlRayError if none can be started.
+    """
     with _lock:
         pid = os.getpid()
         if pid not in _pools:
@@ -25,4 +28,4 @@ def shared_pool() -> Pool:
 
 def _close(pid: int) -> None:
     if pid == os.getpid() and pid in _pools:
-        _pools.pop(pid).close()
+        _pools[pid].close()  # kept, so that no thread of the ending process starts another

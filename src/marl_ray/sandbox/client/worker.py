@@ -35,8 +35,13 @@ class Worker:
 
     def start(self) -> None:
         """Make the folder of the runs, and begin a fork server in it. `hello` waits until it is ready."""
-        self.folder, self._lock = create_locked_folder()
-        self._server = SandboxProcess("server", self.folder, self._max_level, self._warm)
+        with contextlib.ExitStack() as unfinished:  # removes the folder where the server cannot begin
+            self.folder, lock = create_locked_folder()
+            unfinished.callback(os.close, lock)
+            unfinished.callback(run_folder.remove, self.folder)
+            self._server = SandboxProcess("server", self.folder, self._max_level, self._warm)
+            unfinished.pop_all()
+        self._lock = lock
 
     def hello(self) -> Greeting:
         """Wait until the fork server is ready, and return its first message. Raises MarlRayError if it cannot start."""
@@ -67,6 +72,12 @@ class Worker:
             self._judge.process.kill()
             self._judge.close(CLOSE_S)
             self._judge = None
+
+    def disconnect(self) -> None:
+        """Let the processes end, from any thread: the one that waits for an answer gets ProcessDiedError."""
+        for process in (self._server, self._judge):
+            if process:
+                process.disconnect()
 
     def abandon(self) -> None:
         """Kill the processes, because their next answers belong to a run that was given up.

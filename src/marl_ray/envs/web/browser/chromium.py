@@ -58,9 +58,11 @@ class Chromium:
         self.browser: Any = None
         try:
             self.run(self._launch(executable), LAUNCH_S, "starting Chromium")
-        except BrowserError as error:
+        except BaseException as error:
             self.close()
-            raise MarlRayError(f"{executable}: {error}") from error
+            if isinstance(error, BrowserError):
+                raise MarlRayError(f"{executable}: {error}") from error
+            raise
 
     def run(self, work: Coroutine[object, object, T], deadline_s: float, name: str) -> T:
         """Return the result of a coroutine on the browser's thread. `name` says what it does, for messages.
