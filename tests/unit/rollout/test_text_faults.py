@@ -139,6 +139,19 @@ def test_an_environment_that_cannot_be_closed_leaves_no_other_open():
     assert len(closed) == 4
 
 
+@pytest.mark.parametrize(("limit", "agents", "curriculum", "message"), [
+    (3, ["writer"], None, r"^3 environments are open$"),
+    (9, ["nobody"], None, r"^groups: \[\['nobody'\]\] expected to hold each of \['writer'\] once$"),
+    (9, ["writer"], "nowhere:chooser", r"^train\.curriculum: cannot import 'nowhere' of "),
+])  # fmt: skip
+def test_a_collector_that_cannot_be_made_leaves_no_environment_open(limit, agents, curriculum, message, monkeypatch):
+    monkeypatch.setattr(LimitedEcho, "open_count", 0)
+    make = partial(LimitedEcho, limit, agents=["writer"])
+    with pytest.raises((MarlRayError, ValueError), match=message):
+        collector(make, {"one": agents}, range(4), curriculum=curriculum)
+    assert LimitedEcho.open_count == 0
+
+
 def test_a_collector_of_other_data_leaves_no_environment_open(monkeypatch):
     monkeypatch.setattr(LimitedEcho, "open_count", 0)
     make, plan = partial(LimitedEcho, 9, agents=["writer"]), CollectPlan(1, has_whole_episodes=True)

@@ -6,7 +6,7 @@ of workers nor the order of waves changes a result.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 import numpy as np
@@ -75,11 +75,18 @@ class TextCollector:
         `make` returns a new copy of the environment; `agents` are policy -> its agents. `copies` are the numbers of
         this worker's copies among all, in whole groups of `plan.group_size`. `gather` returns every worker's plain
         value by rank; all workers collect together. The collectors of `state` may have been on any number of workers.
-        `curriculum` is `train.curriculum`.
+        `curriculum` is `train.curriculum`. Where the collector cannot be made, the copies that it has made are closed.
         """
-        self.copies = [TextCopy(make(), number, signals, plan.steps, agents) for number in copies]
-        env = self.copies[0].env
-        group_positions(env.possible_agents, list(agents.values()))
+        saved = state or {}
+        with ExitStack() as unfinished:
+            self.copies = [
+                TextCopy(unfinished.enter_context(closing(make())), number, signals, plan.steps, agents)
+                for number in copies
+            ]
+            env = self.copies[0].env
+            group_positions(env.possible_agents, list(agents.values()))
+            self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
+            unfinished.pop_all()
         self.numbers = {agent: number for number, agent in enumerate(env.possible_agents)}
         self.plan = plan
         self.seed = seed
@@ -89,12 +96,10 @@ class TextCollector:
         self.groups: dict[int, list[TextCopy]] = {}
         for copy in self.copies:
             self.groups.setdefault(copy.number // plan.group_size, []).append(copy)
-        saved = state or {}
         self.position: int = saved.get("position", 0)
         """Number of groups that all workers have played. Without a curriculum it is the index of the next task."""
         self.group_sums: dict[str, GroupSums] = {}
         """Policy -> how its scores differed among the members of the last batch's groups."""
-        self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> JsonObject:
         """Return plain data, the same on every worker, from which collectors on any number of workers continue."""
@@ -113,9 +118,9 @@ class TextCollector:
 
     def close(self) -> None:
         """Close the environment copies, also behind one that fails."""
-        with ExitStack() as closing:
+        with ExitStack() as cleanup:
             for copy in self.copies:
-                closing.callback(copy.env.close)
+                cleanup.callback(copy.env.close)
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Play one episode of every copy.

@@ -1,7 +1,6 @@
 """The family of runs of language models; `RunFamily` documents the functions."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from typing import Any, cast
 
 from pettingzoo import AECEnv, ParallelEnv
@@ -60,19 +59,14 @@ def make_collector(
     data: Mapping[str, Sequence[ResponseBlock]] | None,
 ) -> TextCollector:
     """Return the collector of texts, or of texts that were served."""
-    with ExitStack() as unfinished:  # closes the first copies where a later one, or the collector, cannot be made
 
-        def make() -> AECEnv:
-            return cast(AECEnv, unfinished.enter_context(closing(make_env(config.env, config.constraints))))
+    def make() -> AECEnv:
+        return cast(AECEnv, make_env(config.env, config.constraints))
 
-        common = (make, agents, copies, plan, config.seed, config.cost_signals, state, gather_from_workers)
-        collector = (
-            TextCollector(*common, config.train.curriculum)
-            if data is None
-            else ServedCollector(*common, data, config.train.env_copies)
-        )
-        unfinished.pop_all()
-    return collector
+    common = (make, agents, copies, plan, config.seed, config.cost_signals, state, gather_from_workers)
+    if data is None:
+        return TextCollector(*common, config.train.curriculum)
+    return ServedCollector(*common, data, config.train.env_copies)
 
 
 def starts_player(
