@@ -159,11 +159,11 @@ def ramp_untrained(config: RunConfig, folder: Path, url: str) -> str:
     from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents
     from marl_ray.training.team.families.actor_critic_teams import ActorCriticTeam
 
-    bundle, env = folder / "untrained", make_env(config.env)
-    agents = team_agents(config, env)
-    team = ActorCriticTeam(agents, build_models(config, env, agents), {})
-    bundle_writer(config, env, team, 0, {})(bundle)
-    env.close()
+    bundle = folder / "untrained"
+    with contextlib.closing(make_env(config.env)) as env:
+        agents = team_agents(config, env)
+        team = ActorCriticTeam(agents, build_models(config, env, agents), {})
+        bundle_writer(config, env, team, 0, {})(bundle)
     options = {key: value for key, value in RAMP_SETTINGS.items() if key != "strategy"}
     name: str = deploy_bundle(url, str(bundle), "gradual", ENDPOINT, options, "the demo's bad arm")["name"]
     return name

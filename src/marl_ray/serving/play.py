@@ -69,7 +69,14 @@ async def play_episodes(
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(base_url=gateway_url(url), timeout=None, headers=headers) as client:  # noqa: S113  see `post`
-        await asyncio.gather(*(player(client) for _ in range(min(concurrency, episodes))))
+        players = [asyncio.create_task(player(client)) for _ in range(min(concurrency, episodes))]
+        try:
+            await asyncio.gather(*players)
+        finally:
+            # Where one fails, the others end before the client is closed, and close their environments.
+            for each in players:
+                each.cancel()
+            await asyncio.gather(*players, return_exceptions=True)
     return results
 
 

@@ -15,7 +15,7 @@ from toys.texts import Echo
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.serving import play as playing
-from marl_ray.serving.play import PlayedEpisode, play_episode, post
+from marl_ray.serving.play import PlayedEpisode, play_episode, play_episodes, post
 
 
 class Narrow(Echo):
@@ -64,3 +64,31 @@ async def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeyp
         async with httpx.AsyncClient(base_url=url, timeout=None) as client:
             with pytest.raises(MarlRayError, match=r"/headers does not answer: no whole answer within 0\.3 s$"):
                 await post(client, "/headers", {})
+
+
+class Counted(Echo):
+    """Echo that counts the copies that are open; the second one cannot be reset."""
+
+    opened: list["Counted"] = []
+
+    def __init__(self) -> None:
+        super().__init__(("a", "b"))
+        self.opened.append(self)
+        self.number = len(self.opened)
+        self.is_open = True
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        if self.number == 2:
+            raise RuntimeError("no second copy")
+        super().reset(seed, options)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+async def test_where_one_episode_fails_the_others_end_and_close_their_environments(monkeypatch):
+    monkeypatch.setattr(Counted, "opened", [])
+    with dripping() as url, pytest.raises(RuntimeError, match="no second copy"):
+        await play_episodes(url, Counted, 3, concurrency=3)
+    assert [env.is_open for env in Counted.opened] == [False] * len(Counted.opened)
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
