@@ -19,6 +19,7 @@ from toys.engines import Apart
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.policies.engines.base import EngineRefusedError
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.sampling_copy import sampling_weights
@@ -27,7 +28,7 @@ from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, worker_mesh
+from marl_ray.training.collectives import broadcast_from_rank0, worker_mesh
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
@@ -50,7 +51,7 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
         line = str(error)
     else:
         raise AssertionError("nothing was raised")
-    lines = gather_from_workers(line)
+    lines = all_gather_values(line)
     assert len(set(lines)) == 1, lines
     assert time.monotonic() - begin < SOON_S
     return line
@@ -252,4 +253,4 @@ def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     gpu_pass_limit.peak_bytes = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
     gpu_pass_limit.free_bytes = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limited = gpu_pass_limit.measure_pass_limits({"speaker": learner})
-    return gather_from_workers((limited, model.sharded.gathers_once))
+    return all_gather_values((limited, model.sharded.gathers_once))

@@ -7,9 +7,9 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
 from marl_ray.json_types import JsonMapping
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectPlan
-from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.loop.families.run_family import run_family
 
 
@@ -50,7 +50,7 @@ def group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[
     if not compared:
         return {}
     sent: dict[str, tuple[Any, ...]] = {name: tuple(collector.group_sums[name]) for name in compared}
-    parts = gather_from_workers(sent)
+    parts = all_gather_values(sent)
     metrics: dict[str, float] = {}
     for name in compared:
         sums = sum((GroupSums(*part[name]) for part in parts), GroupSums())

@@ -14,13 +14,13 @@ from processes.two_workers import FORKS, two_workers
 from safetensors import SafetensorError
 from toy_runs.runs import config, timeless, weights
 
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.stored_files.temporary_files import temporary_path
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, find_newest, remove_unneeded
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
-from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.run import Run
@@ -145,7 +145,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     run.close()
-    return gather_from_workers(str(caught.value))
+    return all_gather_values(str(caught.value))
 
 
 def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path):
