@@ -25,11 +25,11 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
 from marl_ray.policies.agreement import all_gather_values
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
 from marl_ray.training.collectives import broadcast_from_rank0, rank_and_world_size
 from marl_ray.training.errors import DivergedError, PassMemoryError
-from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
 from marl_ray.training.machines.ray_variables import START_VARIABLE, exchange_s
 from marl_ray.training.machines.torch_trainer import torch_trainer
