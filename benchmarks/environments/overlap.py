@@ -20,7 +20,7 @@ import torch
 from benchmarks.records import load_before, machine, store
 from benchmarks.tables import median_range
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.single_process import process_group
 
 STEP_S = 0.005
@@ -64,7 +64,7 @@ def run_config(seconds: float, iterations: int, epochs: int, *more: str) -> RunC
 
 def measure_iterations(config: RunConfig) -> list[dict[str, float]]:
     """Return the metrics of a run's iterations in this process."""
-    run = Run(config, torch.device("cpu"))
+    run = build_run(config, torch.device("cpu"))
     rows = []
     while not run.done:
         rows.append(run.step())

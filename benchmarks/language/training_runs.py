@@ -127,7 +127,7 @@ def train(job: Job) -> dict[str, Any]:
     """Train one seed, with the held-out tasks before, during and after."""
     import torch
 
-    from marl_ray.training.loop.run import Run
+    from marl_ray.training.loop.assembly import build_run
     from marl_ray.training.single_process import process_group
 
     torch.set_num_threads(1)
@@ -137,13 +137,13 @@ def train(job: Job) -> dict[str, Any]:
         job.kind, job.seed, job.bundle, job.iterations, job.engine, algorithm=job.algorithm, hyper=hyper
     )
     with process_group():
-        run = Run(config, torch.device("cpu"))
+        run = build_run(config, torch.device("cpu"))
         programs = _time_programs(run.collector)
         before = play_held_out(run, SAMPLES)
         curve, rows, gaps, tokens = [[0, 0, _mean(before["passes"])]], [], [], 0
         print(f"{job.kind} {job.algorithm} seed {job.seed} begins: held-out {curve[0][2]:.1%}", flush=True)
         run.clock.read(0)
-        while run.iteration < job.iterations and (job.tokens is None or tokens < job.tokens):
+        while run.state.iteration < job.iterations and (job.tokens is None or tokens < job.tokens):
             programs.clear()
             began = time.perf_counter()
             row = run.step()
@@ -152,16 +152,16 @@ def train(job: Job) -> dict[str, Any]:
             # Seconds of all, sampling (and what else a rollout does), programs, update; tokens; passes in training.
             rows.append([seconds, rollout - sum(programs), sum(programs), update, row["tokens"], row["env/pass"]])
             gaps += [value for name, value in row.items() if name.endswith("engine/log_prob_gap")]
-            if run.iteration % EVERY == 0:
-                curve.append([run.iteration, tokens, _mean(play_held_out(run, 1)["passes"])])
+            if run.state.iteration % EVERY == 0:
+                curve.append([run.state.iteration, tokens, _mean(play_held_out(run, 1)["passes"])])
                 run.clock.read(0)
                 print(
-                    f"{job.kind} {job.algorithm} seed {job.seed}, iteration {run.iteration}: {tokens} tokens, training "
-                    f"{row['env/pass']:.1%}, held-out {curve[-1][2]:.1%}, {seconds:.1f} s",
+                    f"{job.kind} {job.algorithm} seed {job.seed}, iteration {run.state.iteration}: {tokens} tokens, "
+                    f"training {row['env/pass']:.1%}, held-out {curve[-1][2]:.1%}, {seconds:.1f} s",
                     flush=True,
                 )
         after = play_held_out(run, SAMPLES)
-        curve.append([run.iteration, tokens, _mean(after["passes"])])
+        curve.append([run.state.iteration, tokens, _mean(after["passes"])])
         run.close()
     return {
         "kind": job.kind,

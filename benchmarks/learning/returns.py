@@ -101,7 +101,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
     import torch
 
     from marl_ray.training.evaluation.play_bundle import play_bundle
-    from marl_ray.training.loop.run import Run
+    from marl_ray.training.loop.assembly import build_run
     from marl_ray.training.single_process import process_group
 
     torch.set_num_threads(1)
@@ -113,15 +113,15 @@ def learn(name: str, seed: int) -> dict[str, Any]:
     states = States(config, task.limit or BUDGET) if task.has_budget else None
     rows, worths, best = [], [], 0
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder, process_group():
-        trained = Run(config, torch.device("cpu"))
+        trained = build_run(config, torch.device("cpu"))
         rows.append(trained.begin())
         while True:
             if states is not None:
                 worths.append(states.worth(trained.team.models["shared"]))
             if trained.evaluation.is_best:
-                best = trained.iteration
+                best = trained.state.iteration
             if trained.save_due:
-                trained.save(local_stored_folder(Path(folder, str(trained.iteration))))
+                trained.save(local_stored_folder(Path(folder, str(trained.state.iteration))))
             if trained.done:
                 break
             rows.append(trained.step())

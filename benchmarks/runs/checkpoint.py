@@ -93,13 +93,13 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
 
     from marl_ray.training.checkpoints.learner_tensors import tensors_of
     from marl_ray.training.checkpoints.storage import local_stored_folder
-    from marl_ray.training.loop.run import Run
+    from marl_ray.training.loop.assembly import build_run
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
     config = config_of(kind, folder, workers)
-    run = Run(config, torch.device("cpu"))
+    run = build_run(config, torch.device("cpu"))
     sizes: dict[str, int] = {}
     times: dict[str, list[float]] = {key: [] for key in COLUMNS}
     copies: list[float] = []
@@ -112,7 +112,7 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
     run.saver.copy.take = time_take  # type: ignore[method-assign]
 
     def play() -> None:
-        run.collector.collect(run.team.players(), run.iteration)
+        run.collector.collect(run.team.players(), run.state.iteration)
 
     for repeat in range(repeats + 1):
         if kind == SMALL:

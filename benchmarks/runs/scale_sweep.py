@@ -11,7 +11,7 @@ import numpy as np
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.training.run_folder.lease import Lease
+from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import SweepRecords, identity_of
 from marl_ray.tuning.records_file import LeasedRecords, RecordsFile

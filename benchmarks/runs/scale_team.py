@@ -13,7 +13,7 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.single_process import process_group
 
 COPIES, HORIZON, LENGTH = 8, 32, 16
@@ -88,7 +88,7 @@ def team_times(policies: int) -> dict[str, float]:
     """
     with process_group():
         began = time.process_time()
-        run = Run(team_config(policies), torch.device("cpu"))
+        run = build_run(team_config(policies), torch.device("cpu"))
         built = time.process_time() - began
         iterations, parts = [], []
         for _ in range(WARM_UP + ITERATIONS):

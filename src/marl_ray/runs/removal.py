@@ -7,8 +7,8 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.runs.stored import StoredEntry
+from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.training.checkpoints.manifest import MANIFEST_FILE
-from marl_ray.training.run_folder.lease import Lease
 
 
 @dataclass(frozen=True)

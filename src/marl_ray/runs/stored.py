@@ -14,9 +14,9 @@ from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.stored_files.folder_kinds import RUN_FILE, RUN_KIND, SWEEP_FILE, SWEEP_KIND
+from marl_ray.stored_files.ownership.owners import Owner, owner_numbers, read_owner
 from marl_ray.stored_files.storages import open_storage
 from marl_ray.training.run_folder.metrics_file import read_metrics
-from marl_ray.training.run_folder.owners import Owner, owner_numbers, read_owner
 from marl_ray.training.run_folder.record import FINISHED_KEY, RunRecord, read_record
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records_file import CHANGES_FILE, read_records

@@ -1,1 +1,1 @@
-"""Files on any storage: kept complete, appended to or created by one process; records that users bring; texts by key."""
+"""Files on any storage: kept complete, appended to, followed; who owns a folder; records that users bring; texts by key."""

@@ -1,4 +1,4 @@
-"""Sums and gathers over the training workers."""
+"""Sums and broadcasts over the training workers, and their mesh of devices."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.policies.agreement import all_gather_values, run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 
 Value = TypeVar("Value")
 
@@ -79,11 +79,6 @@ def sum_each_over_workers(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     flat = sum_over_workers(torch.cat([part.detach().double().reshape(-1) for part in parts.values()]))
     pieces = flat.split([part.numel() for part in parts.values()])
     return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
-
-
-def gather_from_workers(value: Value) -> list[Value]:
-    """Return every worker's plain value, ordered by rank, on every worker. Raises as `all_gather_values` does."""
-    return all_gather_values(value)
 
 
 def broadcast_from_rank0(make: Callable[[], Value]) -> Value:

@@ -17,6 +17,7 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonObject
 from marl_ray.ray_seams import skip_cleanup_processes, unwrap_failures, worker_failures
+from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -32,7 +33,6 @@ from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, interru
 from marl_ray.training.machines.ray_variables import exchange_s
 from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import follow_notes
-from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
     ORIGIN_KEY,
     RunRecord,

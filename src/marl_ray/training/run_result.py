@@ -10,6 +10,7 @@ from pathlib import Path
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import (
     BUNDLE_FOLDER,
@@ -23,7 +24,6 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, find_incomplete_sinks
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
-from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.record import (
     FINISHED_KEY,

@@ -17,13 +17,13 @@ from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
+from marl_ray.stored_files.ownership.lease import LeaseLostError, check_owned
 from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.machines.full_disk import find_full_disk
 from marl_ray.training.machines.working_folder import enter_folder
 from marl_ray.training.run_folder.bundle_link import link_bundle
-from marl_ray.training.run_folder.lease import LeaseLostError, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of
 from marl_ray.training.run_folder.tracebacks import write_traceback
 

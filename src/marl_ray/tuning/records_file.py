@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
-from marl_ray.training.run_folder.lease import Lease
+from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
 

@@ -48,7 +48,7 @@ WRITE_CHECKPOINT = "training/checkpoints/saving.py:write"
 """Called by each worker once a checkpoint, before its first file is written."""
 DELIVER = "training/journal/mlflow_sink.py:MlflowSink.log"
 """Called by the driver with rows that MLflow has not got."""
-CHECK_OWNER = "training/run_folder/lease.py:check_owned"
+CHECK_OWNER = "stored_files/ownership/lease.py:check_owned"
 """Called by a worker when it has taken its attempt's number and nothing else is done."""
 
 

@@ -18,12 +18,12 @@ from waiting import until
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.ownership import owners
+from marl_ray.stored_files.ownership.lease import Lease, LeaseLostError
+from marl_ray.stored_files.ownership.owners import owner_file
 from marl_ray.training.checkpoints.index import resume_line
 from marl_ray.training.driver import train
-from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import Lease, LeaseLostError
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
-from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.shared_ray("one")

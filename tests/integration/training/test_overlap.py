@@ -11,7 +11,7 @@ from toy_runs.runs import config, train_rows
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.single_process import train_alone
 
 OVERLAP = "train.overlap=true"
@@ -45,11 +45,11 @@ class OneLate:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_batch_is_played_by_the_weights_of_one_update_before(name, alone):
-    overlapped, plain = (Run(config(*ALGORITHMS[name], *more), torch.device("cpu")) for more in ((OVERLAP,), ()))
+    overlapped, plain = (build_run(config(*ALGORITHMS[name], *more), torch.device("cpu")) for more in ((OVERLAP,), ()))
     plain.collector = OneLate(plain.collector)
     for _ in range(4):
         assert timeless([overlapped.step()]) == timeless([plain.step()])
-    assert overlapped.metrics["kl"] != 0
+    assert overlapped.state.metrics["kl"] != 0
     for run in (overlapped, plain):
         run.close()
 
@@ -63,7 +63,7 @@ def test_a_resumed_run_equals_the_one_that_never_stopped(name, tmp_path):
 
 
 def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone):
-    run = Run(config(OVERLAP), torch.device("cpu"))
+    run = build_run(config(OVERLAP), torch.device("cpu"))
     while not run.done:
         run.step()
     assert "behaviour" not in run.collector.state()

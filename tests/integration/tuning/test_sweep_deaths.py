@@ -18,7 +18,7 @@ from waiting import until
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.training.run_folder.owners import read_owner
+from marl_ray.stored_files.ownership.owners import read_owner
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.lookup import find_sweep
 from marl_ray.tuning.records_file import load_records

@@ -13,9 +13,9 @@ from toy_runs.sweeps import ToySweep
 from waiting import until
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import Lease, LeaseLostError
-from marl_ray.training.run_folder.owners import owner_file
+from marl_ray.stored_files.ownership import owners
+from marl_ray.stored_files.ownership.lease import Lease, LeaseLostError
+from marl_ray.stored_files.ownership.owners import owner_file
 from marl_ray.tuning.running.driver import run_sweep
 
 LOCAL = fs.LocalFileSystem()

@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, list_stored
 from marl_ray.stored_files import appended_file
 from marl_ray.stored_files.appended_file import parts_of
-from marl_ray.training.journal.tail import Tail
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.run_folder.record import record_of, write_record
 from marl_ray.tuning import records_file
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows

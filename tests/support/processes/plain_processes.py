@@ -29,8 +29,15 @@ PARTS = (
     "training/run_folder",
     "training/tracking",
     "policies/bundles",
+    "stored_files/ownership",
 )
-FILES = ("training/driver.py", "training/run_result.py", "training/worker.py", "temporary_folders.py")
+FILES = (
+    "training/driver.py",
+    "training/run_result.py",
+    "training/worker.py",
+    "stored_files/tail.py",
+    "temporary_folders.py",
+)
 """Files of the product in which processes die; PARTS are such folders."""
 KILL, STOP = "kill", "stop"
 MET = "met.txt"
@@ -147,9 +154,9 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, output: Path, 
 
     from marl_ray.config import RunConfig, parse_config
     from marl_ray.errors import MarlRayError
+    from marl_ray.stored_files.ownership import owners
     from marl_ray.training import driver
     from marl_ray.training.journal import deliveries, delivery
-    from marl_ray.training.run_folder import owners
 
     with output.open("w") as file:
         for number in (1, 2):

@@ -19,6 +19,7 @@ from toys.engines import Apart
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.policies.engines.base import EngineRefusedError
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.sampling_copy import sampling_weights
@@ -27,8 +28,8 @@ from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, worker_mesh
-from marl_ray.training.loop.run import Run
+from marl_ray.training.collectives import broadcast_from_rank0, worker_mesh
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
@@ -50,7 +51,7 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
         line = str(error)
     else:
         raise AssertionError("nothing was raised")
-    lines = gather_from_workers(line)
+    lines = all_gather_values(line)
     assert len(set(lines)) == 1, lines
     assert time.monotonic() - begin < SOON_S
     return line
@@ -110,7 +111,9 @@ def loads(folders: list[str], parallel: dict[str, int]) -> list[str]:
 def exports(folder: str, model: str, failing: int) -> str:
     """One worker fails in the middle of a bundle whose weights come from the workers' shards."""
     engine = "team.speaker.generation.engine=toys.engines:Apart"
-    run = Run(texts.config(model, engine, "train.group_size=2", f"resources.workers={dist.get_world_size()}"), CPU)
+    run = build_run(
+        texts.config(model, engine, "train.group_size=2", f"resources.workers={dist.get_world_size()}"), CPU
+    )
     run.step()
     remaining, send = [5], saving.gather_to_rank0  # type: ignore[attr-defined]
 
@@ -139,7 +142,7 @@ def exports_frozen(folders: list[str], folder: str) -> str:
     """Worker 0's file of a model below adapters ends early while it writes the bundle."""
     speaker = f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 32, lora: {{rank: 4}}}}"
     engine = "team.speaker.generation.engine=toys.engines:Apart"
-    run = Run(texts.config(speaker, engine, "resources.workers=2"), CPU)
+    run = build_run(texts.config(speaker, engine, "resources.workers=2"), CPU)
     run.step()
     if dist.get_rank() == 0:
         (path,) = Path(folders[0]).glob("*.safetensors")
@@ -181,7 +184,7 @@ def refuses(folder: str) -> str:
     """Worker 1's engine refuses the weights after an update, which is every worker's error."""
     speaker = f"team.speaker.model={{path: '{folder}', context: 32}}"
     engine = "team.speaker.generation.engine=toys.engines:Apart"
-    run = Run(texts.config(speaker, engine, "resources.workers=2"), CPU)
+    run = build_run(texts.config(speaker, engine, "resources.workers=2"), CPU)
     run.step()
     if dist.get_rank() == 1:
         ready = Apart.update_weights
@@ -207,7 +210,7 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     torch_config = texts.config(*common)
     apart_config = texts.config(*common, "team.speaker.generation.engine=toys.engines:Apart")
     lines: dict[str, str] = {}
-    run = Run(apart_config, CPU)
+    run = build_run(apart_config, CPU)
     run.step()
 
     def save() -> None:
@@ -226,8 +229,8 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
 
     if dist.get_rank() == 1:
         engines.sampling_weights = three  # type: ignore[attr-defined]
-    lines["between two"] = all_raise(lambda: Run(apart_config, CPU))
-    run = Run(torch_config, CPU)
+    lines["between two"] = all_raise(lambda: build_run(apart_config, CPU))
+    run = build_run(torch_config, CPU)
     run.step()
     run.save(local_stored_folder(Path(folder, "whole")))
     with short_of(1, gather_shards, gather_shards, "_join_parts", 2, FULL):
@@ -235,7 +238,7 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     run.abandon()
     with short_of(1, gather_shards, gather_shards, "_join_parts", 2, FULL):
         start = RunStart([local_stored_folder(Path(folder, "whole"))])
-        lines["checkpoint"] = all_raise(lambda: Run(torch_config, CPU, start))
+        lines["checkpoint"] = all_raise(lambda: build_run(torch_config, CPU, start))
     return lines
 
 
@@ -252,4 +255,4 @@ def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     gpu_pass_limit.peak_bytes = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
     gpu_pass_limit.free_bytes = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limited = gpu_pass_limit.measure_pass_limits({"speaker": learner})
-    return gather_from_workers((limited, model.sharded.gathers_once))
+    return all_gather_values((limited, model.sharded.gathers_once))

@@ -7,8 +7,8 @@ from pathlib import Path
 from processes.command_line import keys_of, marl_ray
 from pyarrow import fs
 
-from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.owners import owner_file
+from marl_ray.stored_files.ownership.lease import Lease
+from marl_ray.stored_files.ownership.owners import owner_file
 
 LOCAL = fs.LocalFileSystem()
 

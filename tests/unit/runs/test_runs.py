@@ -25,11 +25,11 @@ from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
 from marl_ray.stored_files.appended_file import content_of
+from marl_ray.stored_files.ownership.lease import Lease
+from marl_ray.stored_files.ownership.owners import read_owner
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.owners import read_owner
 
 LOCAL = fs.LocalFileSystem()
 
@@ -224,7 +224,7 @@ def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage, monkeypatch):
 
 def test_a_driver_that_was_killed_is_known_at_once(storage):
     code = (
-        "import sys, time; from pyarrow import fs; from marl_ray.training.run_folder.lease import Lease\n"
+        "import sys, time; from pyarrow import fs; from marl_ray.stored_files.ownership.lease import Lease\n"
         "with Lease(fs.LocalFileSystem(), sys.argv[1], 'it'): print('alive', flush=True); time.sleep(60)"
     )
     folder = str(storage / "other")

@@ -8,7 +8,7 @@ from pyarrow import fs
 
 from marl_ray.stored_files import appended_file as files
 from marl_ray.stored_files.appended_file import COPY_SUFFIX, appended_file, lines_of, parts_of
-from marl_ray.training.journal.tail import Tail
+from marl_ray.stored_files.tail import Tail
 
 LOCAL = fs.LocalFileSystem()
 STORAGES = pytest.mark.parametrize("remote", [False, True], ids=["local", "object store"])

@@ -9,9 +9,9 @@ from synced_paths import watch_syncs
 
 from marl_ray.serving.logs.acts import ActLog, LoggedAct
 from marl_ray.serving.logs.spool import Spool
-from marl_ray.stored_files import exclusive_file
 from marl_ray.stored_files.appended_file import appended_file
 from marl_ray.stored_files.durability import create_folder, sync_to_disk
+from marl_ray.stored_files.ownership import exclusive_file
 from marl_ray.stored_files.temporary_files import replace_file
 from marl_ray.training.checkpoints.storage import HashedStream, local_stored_folder
 

@@ -1,6 +1,4 @@
-"""Constrained policy optimisation (Achiam et al. 2017, arXiv 1705.10528).
-
-It takes a trust-region step within the budget.
+"""Constrained policy optimisation (Achiam et al. 2017, arXiv 1705.10528): a trust-region step within the budget.
 
     min_x g.x   subject to   b_k.x + c_k <= 0,   x'Hx / 2 <= delta
 

@@ -1,7 +1,7 @@
-"""Multi-agent P3O (Zhang et al. 2022, arXiv 2205.11814, sec. 5).
+"""Multi-agent P3O (Zhang et al. 2022, arXiv 2205.11814, sec. 5): each policy minimises P3O's loss on central critics.
 
-It is P3O's loss for every policy, on central critics. Actors stay decentralised, and all are updated at once. Every
-policy's loss has the penalty of the team's violation.
+Actors stay decentralised, and all are updated at once. Every policy's loss (`p3o.py`) has the penalty of the team's
+violation.
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages

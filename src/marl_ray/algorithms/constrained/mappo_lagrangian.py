@@ -1,6 +1,4 @@
-"""MAPPO-Lagrangian (Gu et al. 2021, arXiv 2110.02793, alg. 2).
-
-It is HAPPO's sequential update on a combined advantage.
+"""MAPPO-Lagrangian (Gu et al. 2021, arXiv 2110.02793, alg. 2): HAPPO's sequential update on a combined advantage.
 
     A' = A - sum_k lambda_k C_k       lambda_k <- max(0, lambda_k + lr (J_k + L E[rho C_k] - d_k) / d_k) after every step
 

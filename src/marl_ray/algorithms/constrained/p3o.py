@@ -1,6 +1,4 @@
-"""Penalised PPO, P3O (Zhang et al. 2022, arXiv 2205.11814).
-
-It is one unconstrained loss with an exact penalty.
+"""Penalised PPO, P3O (Zhang et al. 2022, arXiv 2205.11814): PPO's loss plus an exact penalty for costs above the budget.
 
     L = E[ -min(rho A, clip(rho) A) ] + kappa sum_k max(0, E[ max(rho C_k, clip(rho) C_k) ] + c_k)
 

@@ -1,9 +1,8 @@
-"""PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964).
+"""PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964): PPO-Lagrangian whose multiplier a controller sets.
 
-It is PPO-Lagrangian with the output of a controller as the multiplier, lambda = max(0, kp P + I + kd D), see
-`multipliers.PID`. The proportional part damps the oscillation of the integral alone; the derivative part acts only on
-rising costs. P and J are not smoothed. The authors' code smooths both over about twenty batches (0.95), and an error
-that arrives so late damps nothing.
+The multiplier is lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation
+of the integral alone; the derivative part acts only on rising costs. P and J are not smoothed. The authors' code
+smooths both over about twenty batches (0.95), and an error that arrives so late damps nothing.
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages

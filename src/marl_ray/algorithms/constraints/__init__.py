@@ -1,4 +1,1 @@
-"""The mathematics of budgets.
-
-It has multipliers, penalties, trust regions, and the comparison of episodes with budgets.
-"""
+"""The mathematics of budgets: multipliers, penalties, trust regions, and the comparison of episodes with budgets."""

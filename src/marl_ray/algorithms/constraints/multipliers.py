@@ -78,7 +78,10 @@ class Lagrange:
         return self._within_bounds(self.value + self.damping * self.error)
 
     def with_cost(self, cost: float) -> "Lagrange":
-        """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
+        """Return the multiplier after an iteration whose episodes cost `cost` on average.
+
+        Raises MarlRayError if the cost is not finite.
+        """
         error = _in_budget_units(cost, self.budget)[1]
         gradient = -error
         updates = self.updates + 1
@@ -163,7 +166,10 @@ class PID:
         return max(0.0, self.kp * self.error + self.integral + self.kd * self.derivative)
 
     def with_cost(self, cost: float) -> "PID":
-        """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
+        """Return the multiplier after an iteration whose episodes cost `cost` on average.
+
+        Raises MarlRayError if the cost is not finite.
+        """
         relative, error = _in_budget_units(cost, self.budget)
         smoothed = self.cost_decay * self.costs[-1] + (1 - self.cost_decay) * relative
         return replace(

@@ -1,6 +1,6 @@
-"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290, eq. 7).
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290, eq. 7): preferences become more likely.
 
-It learns from preferences, without play.
+Preferences follow the Bradley-Terry model with beta h as the reward of a response, and nothing is played.
 
     L = -log sigmoid( beta (h_w - h_l) )        h = log pi(y | x) - log pi_ref(y | x) of a whole response
 

@@ -1,4 +1,1 @@
-"""The mathematics of losses.
-
-It has ratios, divergences, clipped losses, and the weights by which tokens become one number.
-"""
+"""The mathematics of losses: ratios, divergences, clipped losses, and the weights that turn tokens into one number."""

@@ -1,6 +1,4 @@
-"""Heterogeneous-agent PPO (Kuba et al. 2022, arXiv 2109.11251, eq. 11).
-
-Policies are updated one after another.
+"""Heterogeneous-agent PPO (Kuba et al. 2022, arXiv 2109.11251, eq. 11): policies are updated one after another.
 
     L_i = E[ -min(rho_i M A, clip(rho_i, 1-eps, 1+eps) M A) ],   M = product over the policies before i of pi_new / pi_old
 

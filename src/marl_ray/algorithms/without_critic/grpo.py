@@ -1,6 +1,4 @@
-"""Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300, eqs. 3-4).
-
-The group is the critic.
+"""Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300, eqs. 3-4): a group's mean is the baseline.
 
     A_i = (s_i - mean_G s) / (std_G s + eps)       L = mean_i 1/|o_i| sum_t -min(rho_it A_i, clip(rho_it) A_i)
 

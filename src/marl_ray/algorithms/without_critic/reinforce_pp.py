@@ -1,6 +1,4 @@
-"""REINFORCE++ (Hu 2025, arXiv 2501.03262).
-
-It is PPO's clip on whitened rewards-to-go, without critic and without groups.
+"""REINFORCE++ (Hu 2025, arXiv 2501.03262): PPO's clip on whitened rewards-to-go, without critic and without groups.
 
     R_t = r_t + gamma R_{t+1}       A = (R - mean_B R) / std_B R
 

@@ -1,6 +1,4 @@
-"""ReMax (Li et al. 2023, arXiv 2310.10505, alg. 1).
-
-It is REINFORCE with the greedy episode's return as the baseline.
+"""ReMax (Li et al. 2023, arXiv 2310.10505, alg. 1): REINFORCE with the greedy episode's return as the baseline.
 
     A_t = R_t - s(greedy episode of the same start),   R_t = r_t + gamma R_{t+1}       L = -A log pi
 

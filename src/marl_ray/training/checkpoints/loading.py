@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.policies.agreement import run_on_all_workers
+from marl_ray.policies.agreement import all_gather_values, run_on_all_workers
 from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older_format
 from marl_ray.training.checkpoints.learner_tensors import allocate_states
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw_manifest
@@ -20,7 +20,7 @@ from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.saving import WEIGHTS, envs_file
 from marl_ray.training.checkpoints.storage import DamagedCheckpointError, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
-from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, rank_and_world_size
+from marl_ray.training.collectives import broadcast_from_rank0, rank_and_world_size
 from marl_ray.training.learner.policy_update import Learner
 
 NONE_READABLE = "no checkpoint can be read: "
@@ -88,7 +88,7 @@ def _try_load(
             return None, _error_line(place, error)
 
     read_part, error = run_on_all_workers(read)
-    errors = [each for each in gather_from_workers(error) if each is not None]
+    errors = [each for each in all_gather_values(error) if each is not None]
     if read_part is None or errors:
         return None, *errors[0]
     loaded, plain = read_part

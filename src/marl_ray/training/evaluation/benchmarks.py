@@ -21,9 +21,10 @@ from marl_ray.evaluation.writing.authors import Author, WriterPolicies
 from marl_ray.evaluation.writing.requests import Row
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.evaluation.writing.writer import Writer
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.policies.engines.base import Engine
 from marl_ray.sandbox import Level
-from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
+from marl_ray.training.collectives import rank_and_world_size
 
 MAX_RUNS = 16
 """Maximum number of programs that a worker tests at once, so that their memory stays small; fewer on fewer cores."""
@@ -149,7 +150,7 @@ def measure_pass_rates(run_benchmark: RunBenchmark) -> dict[str, float]:
         verdicts = _judge_samples(run_benchmark, _write_answers(run_benchmark, run_benchmark.problems[rank::workers]))
     except (MarlRayError, OSError) as error:
         failure = f"worker {rank}: {one_line(error)}"
-    parts = gather_from_workers((verdicts, failure))
+    parts = all_gather_values((verdicts, failure))
     failures = [failure for _, failure in parts if failure]
     if failures:
         raise MarlRayError(f"evaluation.benchmarks.{name} was not measured: {failures[0]}")

@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart
-from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
+from marl_ray.training.collectives import rank_and_world_size
 from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet, StartsPlayer
 
 
@@ -31,7 +32,7 @@ class CopiesPlayer(StartsPlayer):
         rank, workers = rank_and_world_size()
         numbers = range(rank, len(starts), workers)
         played = self._copies_for(len(starts)).play(players, [starts[k] for k in numbers])
-        all_played = [pair for part in gather_from_workers(list(zip(numbers, played, strict=True))) for pair in part]
+        all_played = [pair for part in all_gather_values(list(zip(numbers, played, strict=True))) for pair in part]
         episodes = [episode for _, episode in sorted(all_played)]
         truncated = sum(episode.truncated for episode in episodes) / len(episodes)
         not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from marl_ray.config import RunConfig
 from marl_ray.evaluation.pass_at_k import pass_at_k, values_of_k
 from marl_ray.json_types import JsonObject
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.rollout.text.responses import TokenPlayer
-from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
+from marl_ray.training.collectives import rank_and_world_size
 from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet
 
 
@@ -46,7 +47,7 @@ def play_held_out(
     selects = start_set is StartSet.SELECTION
     greedy_part = collector.play(players, task_numbers, greedy=True, key=start_set) if selects else []
     sampled_part = collector.play(players, task_numbers, samples=settings.samples, key=start_set)
-    parts = gather_from_workers((sampled_part, greedy_part))
+    parts = all_gather_values((sampled_part, greedy_part))
     sampled, greedy = ([episode for part in parts for episode in part[index]] for index in (0, 1))
     return (
         sorted(sampled, key=lambda episode: (episode.task, episode.sample)),

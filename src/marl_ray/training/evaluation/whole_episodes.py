@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_ray.config import RunConfig
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.protocol import BatchCollector, BatchEpisode, CollectedBatch
-from marl_ray.training.collectives import gather_from_workers
 
 
 class EndedEpisode(NamedTuple):
@@ -81,6 +81,6 @@ def gather_episodes(
     sent: list[tuple[Any, ...]] = [
         tuple(EndedEpisode.from_episode(e, {} if config.has_language_models else e.metrics)) for e in sampled
     ]
-    parts = gather_from_workers((sent, collector.running_episodes, batch.steps))
+    parts = all_gather_values((sent, collector.running_episodes, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [start for _, part, _ in parts for start in part], sum(steps for _, _, steps in parts)

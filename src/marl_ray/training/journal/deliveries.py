@@ -12,11 +12,11 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.tail import Tail
 from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import MARKS_FOLDER, Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
-from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE
 from marl_ray.training.tracking.sinks import BundleSink, Sink, open_sink
 

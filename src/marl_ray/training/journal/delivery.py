@@ -19,7 +19,7 @@ from pyarrow import fs
 from marl_ray.errors import one_line
 from marl_ray.stored_files.appended_file import take_over_copy
 from marl_ray.stored_files.json_files import read_json, write_json
-from marl_ray.training.journal.tail import Tail
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, row_of
 from marl_ray.training.tracking.sinks import IdentifiedSink, ResumableSink, Sink
 

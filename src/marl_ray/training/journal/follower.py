@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.training.journal.tail import Tail
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.journal.writer import (
     ERRORS_KEY,
     EVENTS_FILE,

@@ -7,10 +7,10 @@ from pyarrow import fs
 from typing_extensions import override
 
 from marl_ray.config import RunConfig
+from marl_ray.stored_files.ownership.owners import whose_folder
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.writer import TRANSCRIPTS_FOLDER, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
-from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 from marl_ray.training.tracking.sinks import IdentifiedSink, ResumableSink
 

@@ -1,15 +1,17 @@
-"""The collector of one worker, and the metrics of the groups that it played."""
+"""The collector of one worker; and steps, episodes and metrics of a batch, over the parts of all workers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
-from marl_ray.json_types import JsonMapping
+from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.group_scores import GroupSums
-from marl_ray.rollout.protocol import BatchCollector, CollectPlan
-from marl_ray.training.collectives import gather_from_workers
+from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, gather_episodes
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.families.run_family import run_family
 
 
@@ -44,13 +46,50 @@ def build_collector(
     return run_family(config).make_collector(config, env, agents, copies, plan, state, data)
 
 
+class GatheredBatch(NamedTuple):
+    """Steps, episodes and metrics of a batch, over the parts of all workers."""
+
+    steps: int
+    """Environment steps of the batch."""
+    ended: list[EndedEpisode]
+    """The episodes that ended in the batch."""
+    running: list[tuple[int, int]]
+    """(start, steps played) of the episodes that continue."""
+    responses: Metrics
+    """Metrics of the responses; empty for actor-critics."""
+    transcripts: list[JsonObject]
+    """A few episodes as text; empty for actor-critics."""
+    groups: Metrics
+    """Metrics of the groups that algorithms compare."""
+
+    def speed(self, times: Metrics) -> Metrics:
+        """Return the iteration's metrics of time, with tokens per second where the batch has responses.
+
+        An update reads both kinds of tokens. Responses differ in length, so environment steps per second say little.
+        """
+        if not self.responses:
+            return times
+        tokens = self.responses["tokens"] + self.responses["prompt_tokens"]
+        return times | {"tokens_per_second": tokens * times["steps_per_second"] / max(self.steps, 1)}
+
+
+def gather_batch(
+    config: RunConfig, collector: BatchCollector, batch: CollectedBatch, learner_names: Sequence[str]
+) -> GatheredBatch:
+    """Gather steps, episodes and metrics of all workers' parts of a batch; every worker takes part."""
+    ended, running, steps = gather_episodes(config, batch, collector)
+    responses, transcripts = run_family(config).response_metrics(batch)
+    groups = group_metrics(config, collector, learner_names)
+    return GatheredBatch(steps, ended, running, responses, transcripts, groups)
+
+
 def group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[str]) -> dict[str, float]:
     """Compute how the members of groups differed, on all workers, for each policy whose algorithm compares groups."""
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}
     sent: dict[str, tuple[Any, ...]] = {name: tuple(collector.group_sums[name]) for name in compared}
-    parts = gather_from_workers(sent)
+    parts = all_gather_values(sent)
     metrics: dict[str, float] = {}
     for name in compared:
         sums = sum((GroupSums(*part[name]) for part in parts), GroupSums())

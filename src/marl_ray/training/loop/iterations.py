@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from marl_ray.config import RunConfig
 from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import START_ANEW, RunStart
@@ -43,31 +45,31 @@ def run_worker(
     The process group is up, and every worker makes the same call. If `keeping` is None, no checkpoint is written.
     `engine_of` makes the language models' engines (see `build_team`). Returns the metrics of the last iteration.
     """
-    run = Run(config, device, start, callbacks, engine_of)
+    run = build_run(config, device, start, callbacks, engine_of)
     try:
         _train(run, start, callbacks, keeping)
     except Exception:
         run.abandon()  # what is being written is complete before the group ends
         raise
     run.close()
-    return run.metrics
+    return run.state.metrics
 
 
 def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
     """Run all iterations that are left, and what comes before the first."""
-    if not run.has_begun:
+    if not start.is_continuation:
         _begin(run, start, callbacks, keeping)
     elif run.done and run.evaluation.best_score == -math.inf:  # all bundles are lost
         if run.config.has_evaluations:
-            run.evaluation.evaluate(run.steps)
+            run.evaluation.evaluate(run.state.steps)
         _save(run, keeping)
     if not run.done:
-        callbacks.phase(f"training from step {run.steps:,} to {run.config.train.total_steps:,}")
+        callbacks.phase(f"training from step {run.state.steps:,} to {run.config.train.total_steps:,}")
     while not run.done:
         metrics = run.step()
-        if run.rank == 0:
+        if dist.get_rank() == 0:
             if run.save_due and run.transcripts:
-                callbacks.transcripts(run.iteration, run.transcripts)
+                callbacks.transcripts(run.state.iteration, run.transcripts)
             callbacks.row(metrics)
         if run.save_due:
             _save(run, keeping)
@@ -79,11 +81,12 @@ def _begin(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
     The run imitates if it is to, the weights that training starts from are evaluated, and they are saved where the run
     needs them.
     """
-    run.imitate(callbacks)
+    if not start.checkpoints:
+        run.imitate(callbacks)
     if run.config.has_evaluations or run.evaluation.benchmarks:
         callbacks.phase("evaluating before training")
     metrics = run.begin()
-    if run.rank == 0 and metrics:
+    if dist.get_rank() == 0 and metrics:
         callbacks.row(metrics)
     # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
     # begins with, so that it needs the other no more.
@@ -96,4 +99,4 @@ def _save(run: Run, keeping: CheckpointKeeping | None) -> None:
         run.save(None)
         return
     run_on_all_workers(keeping.before_checkpoint)
-    run.save(keeping.place_of(run.iteration), keeping.published)
+    run.save(keeping.place_of(run.state.iteration), keeping.published)

@@ -9,7 +9,7 @@ from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes
 from marl_ray.training.evaluation.schedule import first_wait_steps, next_wait_steps
 from marl_ray.training.loop.callbacks import Metrics
-from marl_ray.training.loop.phase_clock import PhaseClock
+from marl_ray.training.loop.reports.phase_clock import PhaseClock
 from marl_ray.training.team.members import Team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
@@ -85,26 +85,25 @@ class RunEvaluation:
         """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
         return self.is_best or self.has_unsaved_benchmark
 
-    def begin(self, steps: int, state: RunState) -> Metrics:
+    def begin(self, state: RunState) -> Metrics:
         """Evaluate the weights that training starts from, and measure the benchmarks, if there are any.
 
         `state` says what training has taken so far. Returns the metrics.
         """
         metrics: Metrics = {}
         if self.config.has_evaluations:
-            metrics, cost = self.evaluate(steps)
-            self.evaluate_at = steps + first_wait_steps(self.config.train.total_steps - steps, cost)
-        return metrics | self._measure(state.iteration, False, state)
+            metrics, cost = self.evaluate(state.steps)
+            self.evaluate_at = state.steps + first_wait_steps(self.config.train.total_steps - state.steps, cost)
+        return metrics | self._measure(False, state)
 
-    def step(self, iteration: int, steps: int, ends: bool, state: RunState) -> Metrics:
+    def step(self, state: RunState, ends: bool) -> Metrics:
         """Evaluate the new weights and measure the benchmarks where that is due, and wherever the run `ends`.
 
-        `iteration` and `steps` are those after the update, and `state` says what training has taken so far. Returns the
-        metrics.
+        `state` says what training has taken so far, the update of the new weights included. Returns the metrics.
         """
         self.unsaved_score = None
-        metrics = self._evaluate_if_due(iteration, steps, ends) if self.config.has_evaluations else {}
-        return metrics | self._measure(iteration, ends, state)
+        metrics = self._evaluate_if_due(state.iteration, state.steps, ends) if self.config.has_evaluations else {}
+        return metrics | self._measure(ends, state)
 
     def _evaluate_if_due(self, iteration: int, steps: int, ends: bool) -> Metrics:
         """Evaluate the current weights if that is due or the run `ends`, and return the metrics."""
@@ -134,18 +133,18 @@ class RunEvaluation:
                 played += confirmed.steps
         return metrics, played
 
-    def _measure(self, iteration: int, ends: bool, state: RunState) -> Metrics:
+    def _measure(self, ends: bool, state: RunState) -> Metrics:
         """Measure the benchmarks that are due, or all where the run `ends`.
 
         Returns their metrics, and what training has taken so far.
         """
-        due = [benchmark for benchmark in self.benchmarks if ends or benchmark.is_due(iteration)]
+        due = [benchmark for benchmark in self.benchmarks if ends or benchmark.is_due(state.iteration)]
         if not due:
             return {}
         from marl_ray.training.evaluation.benchmarks import curve_axes, measure
 
         with self.clock.phase("benchmarks"):
-            metrics = measure(due, self.config.name, iteration)
+            metrics = measure(due, self.config.name, state.iteration)
         self.has_unsaved_benchmark = True
         return metrics | curve_axes(self.config, state.tokens, state.seconds)
 

@@ -1,7 +1,7 @@
 """The record of a run and what else lies in its folder, on any storage.
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
-NAME/owner/N.json    its driver: where it runs, whether it is alive, and how its attempt ended (owners.py, lease.py)
+NAME/owner/N.json    its driver: where it runs, whether it is alive, and how its attempt ended (stored_files/ownership/)
 NAME/metrics.jsonl   a row of metrics for each iteration (metrics_file.py)
 NAME/events.jsonl    and failures.jsonl, transcripts/, sinks/: the rest of the journal (journal/)
 NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)

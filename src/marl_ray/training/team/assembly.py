@@ -15,9 +15,8 @@ from marl_ray import __version__
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.agreement import run_on_all_workers
+from marl_ray.policies.agreement import all_gather_values, run_on_all_workers
 from marl_ray.policies.bundles.manifest import Lineage, Origin
-from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.team.families.team_family import team_family
@@ -102,7 +101,7 @@ def _check_same_weights(models: "Mapping[str, PolicyModel]") -> None:
         stored = {name: getattr(model, "unread", None) for name, model in models.items()}
         return {name: None if weights is None else weights.digests() for name, weights in stored.items()}
 
-    parts = gather_from_workers(run_on_all_workers(digests))
+    parts = all_gather_values(run_on_all_workers(digests))
     for name in models:
         where, first = f"team.{name}.model.path", parts[0][name]
         for rank, part in enumerate(parts):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from marl_ray.errors import one_line
-from marl_ray.training.collectives import gather_from_workers
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -45,15 +45,15 @@ def measure_pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
         with translate_out_of_memory(f"policy {name!r}, before the first step", 1):
             one_row = peak_bytes(policy, 1, learn_entropy)
-            two_fit = all(gather_from_workers(2 * one_row <= USABLE_MEMORY_SHARE * free_bytes(policy)))
+            two_fit = all(all_gather_values(2 * one_row <= USABLE_MEMORY_SHARE * free_bytes(policy)))
             two_rows = peak_bytes(policy, 2, learn_entropy) if two_fit else math.inf
             usable = USABLE_MEMORY_SHARE * free_bytes(policy) - coming
-            limits[name] = min(gather_from_workers(rows_that_fit(one_row, two_rows, usable)))
+            limits[name] = min(all_gather_values(rows_that_fit(one_row, two_rows, usable)))
             sharded = policy.model.sharded
             if not sharded.gathers_once:
                 rows = min(limits[name], policy.pass_size or limits[name])
                 beside = fits_beside_weights(sharded.gathered_bytes, one_row, two_rows, usable, rows)
-                policy.model.sharded = replace(sharded, gathers_once=all(gather_from_workers(beside)))
+                policy.model.sharded = replace(sharded, gathers_once=all(all_gather_values(beside)))
     return limits
 
 

@@ -19,11 +19,11 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.stored_files.ownership.owners import whose_folder
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.machines.interruption import run_within
 from marl_ray.training.run_folder.metrics_file import is_metrics, row_of
-from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
 from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.training.tracking.summary import best_score_of

@@ -15,9 +15,9 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE, SWEEP_KIND, refuse_other_kind
+from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_trial
-from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.records_file import LeasedRecords, RecordsFile, load_records

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
@@ -26,6 +27,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.errors import DivergedError
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.run_evaluation import UNKNOWN_SCORE
@@ -68,7 +70,7 @@ class TrialSeeds:
             for config in configs:
                 places = [] if resume_from is None else [local_stored_folder(resume_from / f"seed-{config.seed}")]
                 start = RunStart(places, own_hyper=own_hyper, pass_sizes=pass_sizes or {})
-                self.runs[config.seed] = Run(config, device, start)
+                self.runs[config.seed] = build_run(config, device, start)
             unfinished.pop_all()
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})
@@ -93,12 +95,12 @@ class TrialSeeds:
     @property
     def steps(self) -> int:
         """Environment steps that every seed has played."""
-        return int(min(run.steps for run in self.runs.values()))
+        return int(min(run.state.steps for run in self.runs.values()))
 
     @property
     def played(self) -> int:
         """Environment steps of all seeds."""
-        return int(sum(run.steps for run in self.runs.values()))
+        return int(sum(run.state.steps for run in self.runs.values()))
 
     def objectives(self) -> list[float] | None:
         """Return each smoothed metric's interquartile mean over the seeds; None while one has not been reported."""
@@ -155,7 +157,7 @@ class TrialSeeds:
         return row
 
     def _row(self) -> Metrics:
-        rows = {seed: run.metrics for seed, run in self.runs.items()}
+        rows = {seed: run.state.metrics for seed, run in self.runs.items()}
         shared = set.intersection(*(set(row) for row in rows.values()))
         combined: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
         combined |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
@@ -186,7 +188,7 @@ class TrialSeeds:
         for run in self.runs.values():
             run.saver.wait()
         state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
-        if next(iter(self.runs.values())).rank == 0:
+        if dist.get_rank() == 0:
             (folder / OBJECTIVES_FILE).write_text(json.dumps(state))
 
     def close(self) -> None:

@@ -24,11 +24,12 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
+from marl_ray.policies.agreement import all_gather_values
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
-from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, rank_and_world_size
+from marl_ray.training.collectives import broadcast_from_rank0, rank_and_world_size
 from marl_ray.training.errors import DivergedError, PassMemoryError
-from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
 from marl_ray.training.machines.ray_variables import START_VARIABLE, exchange_s
 from marl_ray.training.machines.torch_trainer import torch_trainer
@@ -185,7 +186,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> JsonObject:
     def keep(local: Path) -> None:
         name = broadcast_from_rank0(lambda: f"{place}/{CHECKPOINT_PREFIX}{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
-        gather_from_workers(None)  # wait until every worker has written its part
+        all_gather_values(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
     trial = StoredFolder(folder.filesystem, folder.path)

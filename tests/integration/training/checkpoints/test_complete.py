@@ -14,6 +14,7 @@ from toys import texts
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.storage import local_stored_folder
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import process_group
@@ -71,13 +72,13 @@ def pair(
     config: RunConfig = CASES[request.param][0]
     place = tmp_path_factory.mktemp("complete") / "3"
     with process_group():
-        before = Run(config, torch.device("cpu"))
+        before = build_run(config, torch.device("cpu"))
         before.begin()
         for _ in range(3):
             before.step()
         before.save(local_stored_folder(place))
         before.saver.wait()
-        resumed = Run(config, torch.device("cpu"), RunStart([local_stored_folder(place)]))
+        resumed = build_run(config, torch.device("cpu"), RunStart([local_stored_folder(place)]))
         yield before, resumed, request.param, place
         resumed.close()
         before.close()
@@ -107,7 +108,7 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(case, tmp_path
     updates, ends = threading.Event(), threading.Event()
     monkeypatch.setattr(saving, "write", after(ends, saving.write))
     with process_group():
-        run = Run(config, torch.device("cpu"))
+        run = build_run(config, torch.device("cpu"))
         run.begin()
         run.step()
         take, wait_for_copy = run.saver.copy.take, run.saver.wait_for_copy
@@ -119,7 +120,7 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(case, tmp_path
         run.step()
         ends.set()
         run.saver.wait()
-        read = Run(config, torch.device("cpu"), RunStart([local_stored_folder(tmp_path / "1")]))
+        read = build_run(config, torch.device("cpu"), RunStart([local_stored_folder(tmp_path / "1")]))
         again = dict(object_graph.walk(read, "run", frozenset(), without))
         read.close()
         run.close()

@@ -129,7 +129,7 @@ def test_a_storage_that_cannot_be_read_withdraws_nothing(base, tmp_path):
 
 def note_reads(folder: str) -> dict[str, list[str]]:
     """Names of the files that each of two workers reads to continue from a checkpoint of two, and of one."""
-    from marl_ray.training.collectives import gather_from_workers
+    from marl_ray.policies.agreement import all_gather_values
 
     read: list[str] = []
 
@@ -141,7 +141,7 @@ def note_reads(folder: str) -> dict[str, list[str]]:
     train_alone(run, Path(folder))
     tensor_files.read_verified = note  # type: ignore[attr-defined]
     train_alone(run, resume=Path(folder, "4"))
-    return {str(rank): names for rank, names in enumerate(gather_from_workers(read))}
+    return {str(rank): names for rank, names in enumerate(all_gather_values(read))}
 
 
 def test_each_worker_reads_its_part_alone(tmp_path):

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes.two_workers import FORKS, two_workers
 from safetensors import SafetensorError
 from toy_runs.runs import config, timeless, weights
 
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.stored_files.temporary_files import temporary_path
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, find_newest, remove_unneeded
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
-from marl_ray.training.collectives import gather_from_workers
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.run import Run
@@ -31,7 +33,7 @@ from marl_ray.training.single_process import process_group, train_alone
 @pytest.fixture
 def run():
     with process_group():
-        run = Run(config(), torch.device("cpu"))
+        run = build_run(config(), torch.device("cpu"))
         run.step()
         yield run
         run.close()
@@ -57,8 +59,8 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_
     for _ in range(3):
         run.step()
     run.saver.wait()
-    again = Run(config(), torch.device("cpu"), RunStart([local_stored_folder(tmp_path / "now")]))
-    assert again.iteration == 1
+    again = build_run(config(), torch.device("cpu"), RunStart([local_stored_folder(tmp_path / "now")]))
+    assert again.state.iteration == 1
     for name, value in tensors_of(again.team.learners).items():
         if value.ndim:
             assert torch.equal(value.full_tensor(), before[name]), name  # type: ignore[attr-defined]  # DTensor's
@@ -136,16 +138,16 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run, tmp_path, monk
 
 def fails_to_copy_on_one(folder: str) -> list[str]:
     """Return what each of two workers raises if one of them cannot copy its weights."""
-    run = Run(config("resources.workers=2"), torch.device("cpu"))
+    run = build_run(config("resources.workers=2"), torch.device("cpu"))
     run.step()
-    if run.rank == 1:
+    if dist.get_rank() == 1:
         run.saver.copy.take = lambda: lambda: {}["weights"]
     run.save(local_stored_folder(Path(folder, "now")))
     run.step()  # the weights may change: they are in no checkpoint
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     run.close()
-    return gather_from_workers(str(caught.value))
+    return all_gather_values(str(caught.value))
 
 
 def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path):

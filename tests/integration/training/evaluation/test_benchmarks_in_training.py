@@ -12,8 +12,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.callbacks import Metrics
-from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.run_log import LOG_FILE
@@ -47,7 +47,7 @@ def drop_times(rows: list[Metrics], *left_out: str) -> list[Metrics]:
 
 
 def weights(checkpoint: Path, *overrides: str) -> dict[str, torch.Tensor]:
-    run = Run(config(*overrides), torch.device("cpu"), RunStart([local_stored_folder(checkpoint)]))
+    run = build_run(config(*overrides), torch.device("cpu"), RunStart([local_stored_folder(checkpoint)]))
     (model,) = run.team.models.values()
     run.close()
     return {key: value.clone() for key, value in model.state_dict().items()}

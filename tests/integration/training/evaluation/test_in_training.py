@@ -25,7 +25,7 @@ from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
-from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.run_evaluation import UNKNOWN_SCORE, is_better
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
@@ -263,22 +263,22 @@ def test_group_algorithms_report_how_their_groups_differ():
 
 def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path):
     """Quick successes cost 1 and slow failures 30; the first to end are all quick."""
-    run = Run(
+    run = build_run(
         sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"), torch.device("cpu")
     )
     rows = [run.step() for _ in range(7)]
-    assert run.costs["shared"].means is None and not any("return" in row for row in rows)
+    assert run.state.costs["shared"].means is None and not any("return" in row for row in rows)
     held = len(run.recent.held_back)
     assert held > 0
     run.save(local_stored_folder(tmp_path))
     run.saver.wait()
-    again = Run(run.config, torch.device("cpu"), RunStart([local_stored_folder(tmp_path)]))
+    again = build_run(run.config, torch.device("cpu"), RunStart([local_stored_folder(tmp_path)]))
     for result in (run, again):
         result.step()
-        assert result.costs["shared"].means is not None and result.costs["shared"].means[0] > 15
+        assert result.state.costs["shared"].means is not None and result.state.costs["shared"].means[0] > 15
         assert len(result.recent.episodes) > 0
         result.close()
-    assert run.costs == again.costs and run.recent.state() == again.recent.state()
+    assert run.state.costs == again.state.costs and run.recent.state() == again.recent.state()
     # The first 32 episodes, one of each copy, are all that is whole.
     first = [episode for episode in run.recent.episodes if episode.start == 0]
     assert len(first) == 32 and {episode.decisions["shared"] for episode in first} == {1, 30}

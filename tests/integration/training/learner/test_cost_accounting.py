@@ -11,8 +11,8 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.preparation.normalizers import update_norms
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.collection import build_collector
-from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
 
@@ -42,14 +42,15 @@ def test_a_budget_is_compared_by_whole_episodes():
     """Decisions per episode are those of the episodes that ended, not the batch's over their number."""
     run = short("p3o", "train.horizon=2", "hyper.minibatches=1", "train.total_steps=96")
     with process_group():
-        training = Run(run, torch.device("cpu"))
-        while not training.costs["shared"].episodes:
+        training = build_run(run, torch.device("cpu"))
+        while not training.state.costs["shared"].episodes:
             training.step()
-        assert training.costs["shared"].decisions > 2 * run.train.horizon
-        before = training.costs["shared"]
-        while training.costs["shared"].episodes:
+        assert training.state.costs["shared"].decisions > 2 * run.train.horizon
+        before = training.state.costs["shared"]
+        while training.state.costs["shared"].episodes:
             training.step()
-        assert training.costs["shared"].decisions >= before.decisions and training.costs["shared"].means is not None
+        after = training.state.costs["shared"]
+        assert after.decisions >= before.decisions and after.means is not None
 
 
 @pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian", "mappo_lagrangian"])

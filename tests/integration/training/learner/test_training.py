@@ -10,7 +10,7 @@ from toy_runs.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless,
 
 from marl_ray.config import SPECS
 from marl_ray.training.errors import DivergedError
-from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.single_process import train_alone
 from marl_ray.tuning.search.metric_names import metric_names
 
@@ -77,9 +77,9 @@ def test_clipping_is_by_each_networks_own_norm(alone):
 def test_a_trust_region_shrinks_with_the_rest_of_the_run(alone):
     """A step as long as ever would follow the noise of the batch once little is left to gain."""
     made = short("cpo", "hyper.lr_decay=true", "hyper.trust_region=0.02", "train.rollout=episodes")
-    run = Run(made, torch.device("cpu"))
+    run = build_run(made, torch.device("cpu"))
     before = run.step()["trust_region_kl"]
-    run.steps = made.train.total_steps * 3 / 4
+    run.state.steps = made.train.total_steps * 3 / 4
     assert 0 < run.step()["trust_region_kl"] <= 0.005 < before
     run.close()
 

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.tuning.running.trial_seeds import TrialSeeds
@@ -53,7 +53,7 @@ def nothing_open(monkeypatch):
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_run_whose_last_environment_copies_cannot_be_made_closes_the_first(limit):
     with process_group(), pytest.raises(MarlRayError, match=f"{limit} environments are open"):
-        Run(limited(limit), CPU)
+        build_run(limited(limit), CPU)
     assert Limited.open_count == 0
 
 
@@ -62,13 +62,13 @@ def test_a_run_whose_checkpoint_is_damaged_closes_its_environment(tmp_path):
     assert Limited.open_count == 0
     shutil.rmtree(tmp_path / "2" / "weights")
     with process_group(), pytest.raises(UnreadableCheckpointError, match="no checkpoint can be read: "):
-        Run(limited(100), CPU, RunStart([local_stored_folder(tmp_path / "2")]))
+        build_run(limited(100), CPU, RunStart([local_stored_folder(tmp_path / "2")]))
     assert Limited.open_count == 0
 
 
 def test_a_run_that_is_closed_leaves_nothing_open():
     with process_group():
-        run = Run(limited(100), CPU)
+        run = build_run(limited(100), CPU)
         assert Limited.open_count == 5  # one that has the spaces, and four copies
         run.close()
     assert Limited.open_count == 0
@@ -77,14 +77,14 @@ def test_a_run_that_is_closed_leaves_nothing_open():
 def test_a_run_of_texts_whose_last_copies_cannot_be_made_closes_the_first_and_its_engines():
     config = texts.config("env={id: 'toys.texts:limited', kwargs: {limit: 4}}")
     with process_group(), pytest.raises(MarlRayError, match="4 environments are open"):
-        Run(config, CPU, engine_of=lambda name, policy: Closable(policy))
+        build_run(config, CPU, engine_of=lambda name, policy: Closable(policy))
     assert (LimitedEcho.open_count, Closable.open_count) == (0, 0)
 
 
 def test_a_team_whose_last_engine_cannot_be_made_closes_the_first():
     config = texts.config(texts.TWO_AGENTS, texts.TWO_POLICIES)
     with process_group(), pytest.raises(MarlRayError, match="one engine is open"):
-        Run(config, CPU, engine_of=lambda name, policy: Closable(policy))
+        build_run(config, CPU, engine_of=lambda name, policy: Closable(policy))
     assert Closable.open_count == 0
 
 

@@ -16,10 +16,10 @@ from toy_runs.runs import config
 from toy_runs.sweeps import ToySweep
 
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.ownership.lease import Lease
+from marl_ray.stored_files.ownership.owners import own_address
 from marl_ray.training import driver
 from marl_ray.training.driver import train
-from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.owners import own_address
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.running.driver import run_sweep

@@ -17,10 +17,10 @@ from waiting import until
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files import appended_file as files
 from marl_ray.stored_files.appended_file import appended_file, content_of, parts_of
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.journal.deliveries import find_incomplete_sinks
 from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.journal.follower import Follower
-from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import FAILURES_FILE, Journal, write_failure
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.run_log import RunLog

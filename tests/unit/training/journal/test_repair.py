@@ -14,10 +14,10 @@ from pyarrow import fs
 
 from marl_ray.stored_files.appended_file import appended_file
 from marl_ray.stored_files.json_files import write_json
+from marl_ray.stored_files.tail import Tail
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.repair import repair_metrics, separate_rows
-from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.rollout.served.collector import ResponseBlock, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.transcripts import Transcript, mean_metrics
-from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.evaluation.held_out import HeldOutPlayer
 from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
@@ -63,7 +63,7 @@ def make_collector(
     def make() -> AECEnv:
         return cast(AECEnv, make_env(config.env, config.constraints))
 
-    common = (make, agents, copies, plan, config.seed, config.cost_signals, state, gather_from_workers)
+    common = (make, agents, copies, plan, config.seed, config.cost_signals, state, all_gather_values)
     if data is None:
         return TextCollector(*common, config.train.curriculum)
     return ServedCollector(*common, data, config.train.env_copies)
@@ -86,7 +86,7 @@ def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, obj
     responses = [rows for rows in batch.trajectories.values() if rows.prompts is not None]
     trained = sum(int(rows.mask.sum()) for rows in responses)
     prompts = sum(int((cast(Tensor, rows.prompts) >= 0).sum()) for rows in responses)
-    parts = gather_from_workers((trained, prompts, batch.sums, batch.transcripts))
+    parts = all_gather_values((trained, prompts, batch.sums, batch.transcripts))
     counts = {
         "tokens": float(sum(part[0] for part in parts)),
         "prompt_tokens": float(sum(part[1] for part in parts)),

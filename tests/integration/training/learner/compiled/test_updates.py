@@ -17,6 +17,7 @@ from marl_ray.training.learner import gradient_epochs
 from marl_ray.training.learner.compiled import epochs
 from marl_ray.training.learner.minibatches import BatchShare, Selection
 from marl_ray.training.learner.preparation.prepare import prepare_batch
+from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
@@ -73,7 +74,7 @@ def train(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list[
 
 def run_of(config: RunConfig, compiled: bool) -> Run:
     """A run of compiled code, or of torch as the reference, which its learners are told to use."""
-    run = Run(config, torch.device("cpu"))
+    run = build_run(config, torch.device("cpu"))
     for learner in run.team.learners.values():
         learner.refusal = "" if compiled else "torch is the reference"
     return run
@@ -135,7 +136,7 @@ def test_other_updates_stay_with_torch_and_one_line_says_why(override, why):
     env = "env={id: mpe2.simple_spread_v3}", "team={all: {}}", "train.group_size=2"
     config, lines = short("ppo", *env, override), list[str]()
     with process_group():
-        run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
+        run = build_run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
         assert [learner.is_compiled for learner in run.team.learners.values()] == [False]
         run.step()
         run.close()
@@ -175,7 +176,7 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
     with process_group():
         expected = train(config, False)
         monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
-        run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
+        run = build_run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].is_compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 from marl_ray.config import RunConfig
 from marl_ray.config.random_streams import ATTEMPT_BITS
+from marl_ray.policies.agreement import all_gather_values
 from marl_ray.rollout.actor_critic.collector import ActorCriticBatch
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.rollout.rng import episode_seed
-from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
+from marl_ray.training.collectives import rank_and_world_size
 
 
 class NotFinitePlace(NamedTuple):
@@ -42,7 +43,7 @@ def describe_not_finite(
     """
     place_here = find_not_finite(config, agents, batch, running) if isinstance(batch, ActorCriticBatch) else None
     sent: tuple[Any, ...] | None = place_here and tuple(place_here)
-    places = [NotFinitePlace(*place) for place in gather_from_workers(sent) if place is not None]
+    places = [NotFinitePlace(*place) for place in all_gather_values(sent) if place is not None]
     if not places:
         return ""
     first = min(places)

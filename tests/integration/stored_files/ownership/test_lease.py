@@ -1,6 +1,5 @@
 """One owner of a name: on local storage, on an object store over HTTP, and on storage that can only overwrite."""
 
-import contextlib
 import json
 import os
 import re
@@ -18,20 +17,16 @@ import psutil
 import pytest
 from pyarrow import fs
 from servers.object_store import object_store
-from toy_runs.runs import config
 from waiting import until, until_ended
 
 from marl_ray.errors import MarlRayError
-from marl_ray.stored_files import exclusive_file
 from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import write_json
+from marl_ray.stored_files.ownership import exclusive_file, owners
+from marl_ray.stored_files.ownership import lease as lease_module
+from marl_ray.stored_files.ownership.lease import Lease, LeaseLostError
+from marl_ray.stored_files.ownership.owners import newest_number, owner_file, owner_numbers, read_owner
 from marl_ray.stored_files.temporary_files import remove_temporary
-from marl_ray.training.run_folder import lease as lease_module
-from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
-from marl_ray.training.run_folder.lease import Lease, LeaseLostError
-from marl_ray.training.run_folder.owners import newest_number, owner_file, owner_numbers, read_owner
-from marl_ray.training.run_folder.record import check_folder
 
 LOCAL = fs.LocalFileSystem()
 RUN = "run 'first'"
@@ -175,8 +170,8 @@ def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local):
 OWNER_PROCESS = """
 import sys, time
 from pyarrow import fs
-from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import Lease
+from marl_ray.stored_files.ownership import owners
+from marl_ray.stored_files.ownership.lease import Lease
 owners.BEAT_S = 0.1
 with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
     lease.when_lost = lambda: print("lost", flush=True)
@@ -278,53 +273,11 @@ def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(place, ends, mo
     assert owner_numbers(filesystem, folder) == [2]
 
 
-def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path):
-    with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
-        filesystem, root = fs.FileSystem.from_uri(uri)
-        for name in ("runs", "copies"):
-            filesystem.create_dir(f"{root}/{name}/first/checkpoint_3/bundle")
-        link_bundle(filesystem, f"{root}/runs/first", "checkpoint_3", f"{uri}/runs/first")
-        assert linked_bundle(filesystem, f"{root}/runs/first") == f"{uri}/runs/first/checkpoint_3/bundle"
-        fs.copy_files(f"{root}/runs/first/bundle", f"{root}/copies/first/bundle", filesystem, filesystem)
-        assert linked_bundle(filesystem, f"{root}/copies/first") == f"{uri}/copies/first/checkpoint_3/bundle"
-        (tmp_path / "first" / "checkpoint_3" / "bundle").mkdir(parents=True)
-        fs.copy_files(f"{root}/runs/first/bundle", f"{tmp_path}/first/bundle", filesystem, LOCAL)
-        assert linked_bundle(LOCAL, f"{tmp_path}/first") == f"{tmp_path}/first/checkpoint_3/bundle"
-        # Copied from a disk by something that follows links.
-        filesystem.create_dir(f"{root}/others/first/bundle")
-        assert linked_bundle(filesystem, f"{root}/others/first") == f"{uri}/others/first/bundle"
-        link_bundle(filesystem, f"{root}/others/first", "checkpoint_4", f"{uri}/others/first")
-        assert linked_bundle(filesystem, f"{root}/others/first") == f"{uri}/others/first/checkpoint_4/bundle"
-        infos = filesystem.get_file_info(fs.FileSelector(f"{root}/others/first"))
-        assert [(info.base_name, info.type) for info in infos] == [("bundle", fs.FileType.File)]
-
-
 def test_what_is_refused_leaves_nothing(place):
     with pytest.raises(ValueError, match="no"), Lease(*place, whose=RUN):
         raise ValueError("no")
     filesystem, folder = place
     assert filesystem.get_file_info(folder).type == fs.FileType.NotFound
-
-
-def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path):
-    run_config, folder = config(f"storage={tmp_path}", "name=first"), str(tmp_path / "first")
-    missing, ended = [], threading.Event()
-
-    def check() -> None:
-        while not ended.is_set():
-            with contextlib.suppress(MarlRayError):  # the folder has just been deleted
-                check_folder(run_config)
-
-    thread = threading.Thread(target=check)
-    thread.start()
-    for _ in range(100):
-        with contextlib.suppress(MarlRayError, ValueError), Lease(LOCAL, folder, RUN) as lease:
-            time.sleep(0.001)
-            missing += [lease.number] * (newest_number(LOCAL, folder) != lease.number)
-            raise ValueError("so that the folder is deleted")
-    ended.set()
-    thread.join(60)
-    assert missing == []
 
 
 def test_storage_that_does_not_answer_ends_no_run(local):

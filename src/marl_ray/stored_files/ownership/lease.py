@@ -21,13 +21,11 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.stored_files.durability import create_folder
-from marl_ray.stored_files.exclusive_file import create
 from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import write_json
-from marl_ray.stored_files.temporary_files import remove_temporary
-from marl_ray.temporary_folders import start_of
-from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.owners import (
+from marl_ray.stored_files.ownership import owners
+from marl_ray.stored_files.ownership.exclusive_file import create
+from marl_ray.stored_files.ownership.owners import (
     RUNNING_STATE,
     Owner,
     newest_number,
@@ -35,6 +33,8 @@ from marl_ray.training.run_folder.owners import (
     owner_numbers,
     owner_of,
 )
+from marl_ray.stored_files.temporary_files import remove_temporary
+from marl_ray.temporary_folders import start_of
 
 WRITTEN_S = 1.0
 """Seconds within which a file of an owner that was just created is complete."""

@@ -4,7 +4,7 @@ import threading
 
 from pyarrow import fs
 
-from marl_ray.stored_files import exclusive_file
+from marl_ray.stored_files.ownership import exclusive_file
 
 
 def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path, monkeypatch):
