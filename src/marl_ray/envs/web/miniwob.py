@@ -92,10 +92,8 @@ class MiniWob(BrowserEnv):
             raise ValueError("tasks: expected at least one page, got none")
         if unknown:
             raise ValueError(f"tasks: {unknown[0]!r} is no page{did_you_mean(str(unknown[0]), all_pages)}")
-        train, test = (
-            tuple(_make_tasks(page_names, range(held_out, held_out + variants))),
-            tuple(_make_tasks(page_names, range(held_out))),
-        )
+        train = tuple(_make_tasks(page_names, range(held_out, held_out + variants)))
+        test = tuple(_make_tasks(page_names, range(held_out)))
         self.url = served_pages()
         hosts, names = hosts_of([self.url]), {self.url: "http://miniwob"}
         super().__init__(train, test, options, hosts=hosts, names=names, size=(WIDTH, HEIGHT))

@@ -128,10 +128,8 @@ class UnitStore:
         with self._database.write_transaction() as connection:
             names = sorted({report.unit for report in reports})
             units = self._units(connection, experiment, names)
-            now, rules = (
-                self._database.arrival(connection),
-                windows.report_rules_of(connection, experiment) if units else NO_REPORT_RULES,
-            )
+            now = self._database.arrival(connection)
+            rules = windows.report_rules_of(connection, experiment) if units else NO_REPORT_RULES
             stored_values = self._values(connection, experiment, list(units))
             changes = Changes(experiment, actor, now, rules, units, stored_values)
             results = [changes.add(report) for report in reports]

@@ -92,10 +92,8 @@ class BrowserGym(TextEnv):
         if held_out < 0:
             raise ValueError(f"held_out={held_out}, expected at least 0")
         names, self._actions = registered_ids(env_id, python)
-        train, test = (
-            [BrowserGymTask(f"{name.removeprefix(PREFIX)}.{k}", name, k) for k in seeds for name in names]
-            for seeds in (range(held_out, held_out + variants), range(held_out))
-        )
+        train = _make_tasks(names, range(held_out, held_out + variants))
+        test = _make_tasks(names, range(held_out))
         super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
         self.python, self.kwargs = python, dict(env or {})
         self.max_steps, self.step_s, self.episode_s = max_steps, step_s, episode_s
@@ -166,6 +164,11 @@ class BrowserGym(TextEnv):
             parts.append(f"The page cannot be opened: {self._fault}\n")
         parts.append(f"({self.max_steps - self._turns} actions left)\nAddress: {page['url']}\nPage:\n{text}\nAction: ")
         self.ask(self.possible_agents[0], "".join(parts))
+
+
+def _make_tasks(names: Sequence[str], seeds: range) -> list[BrowserGymTask]:
+    """Return a task of each environment with each seed, all names with the first seed first."""
+    return [BrowserGymTask(f"{name.removeprefix(PREFIX)}.{seed}", name, seed) for seed in seeds for name in names]
 
 
 @functools.cache

@@ -48,10 +48,8 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
     if "tensor" in (mesh.mesh_dim_names or ()):
         together = mesh["context", "tensor"]._flatten("together")
         joint = JointWorkers(mesh["context"], mesh["tensor"], together.get_group())
-        for_layers, for_all = (
-            _sharding_mesh(mesh, "shard", "context"),
-            _sharding_mesh(mesh, "shard", "context", "tensor"),
-        )
+        for_layers = _sharding_mesh(mesh, "shard", "context")
+        for_all = _sharding_mesh(mesh, "shard", "context", "tensor")
         if mesh["tensor"].size() > 1:
             divide_layers(policy.lm, mesh["tensor"])
     policy.sharded = Sharding(joint, gathered_bytes, gathers_once=gathered_bytes <= MAX_GATHERED_ONCE_BYTES)
