@@ -123,7 +123,11 @@ def evaluate(
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Part of the problems; all by default.", rich_help_panel=PROBLEMS_PANEL)
+        str | None,
+        typer.Option(
+            help="Part of the problems; the benchmark's first by default, test in a browser.",
+            rich_help_panel=PROBLEMS_PANEL,
+        ),
     ] = None,
     sha256: Annotated[
         str | None,
@@ -157,7 +161,7 @@ def evaluate(
         float | None,
         typer.Option(
             "--timeout",
-            help="Limit of a sample in seconds; the benchmark's own by default.",
+            help="CPU seconds of one test, or of a sample without separate tests; the benchmark's own by default.",
             rich_help_panel=SCORING_PANEL,
         ),
     ] = None,

@@ -157,7 +157,7 @@ class _LocalFile:
     def __init__(self, path: Path):
         """Remove a last line without an end, as a killed process leaves it. Raises OSError."""
         self.path = path
-        self.left_at: tuple[int, int] | None = None
+        self.own_file: tuple[int, int] | None = None
         """Inode and size of the file as this process left it; None before its first write."""
         self.open_file: BinaryIO | None = None
         """The file, which is open so that no other file gets its inode after this one is gone."""
@@ -175,7 +175,7 @@ class _LocalFile:
             return
         with self.path.open("ab", buffering=0) as stream:
             inode, size = os.fstat(stream.fileno()).st_ino, stream.tell()
-            if self.left_at not in (None, (inode, size)):
+            if self.own_file not in (None, (inode, size)):
                 raise _changed_error(self.path)
             try:
                 if stream.write(data) != len(data):  # without a buffer, a full disk takes a part of the data
@@ -188,7 +188,7 @@ class _LocalFile:
             except OSError as error:
                 stream.truncate(size)  # all lines or none
                 raise OSError(f"{self.path} could not be written; is the disk full? ({one_line(error)})") from error
-            self.left_at = inode, size + len(data)
+            self.own_file = inode, size + len(data)
 
     def keep(self, count: int) -> None:
         # Also where all lines stay, and where there is no file yet: it is another file then, and whoever was about to write
@@ -198,7 +198,7 @@ class _LocalFile:
         self._close_file()
         self.open_file = self.path.open("rb")
         status = os.fstat(self.open_file.fileno())
-        self.left_at = status.st_ino, status.st_size
+        self.own_file = status.st_ino, status.st_size
 
     def flush(self) -> None:
         if self.path.exists():
@@ -233,7 +233,7 @@ class _StoredParts:
         stored = parts_of(filesystem, path)
         if stored:
             self.parts = {int(stored[-1].base_name): _read_bytes(filesystem, stored[-1].path)}
-        self.left_at = self._stored_end()
+        self.own_part = self._stored_end()
         """Name, size and time of the last part as this process left it."""
 
     def append(self, lines: Iterable[str], durable: bool = False) -> None:
@@ -285,15 +285,15 @@ class _StoredParts:
                 return
             try:
                 last = self._stored_end()
-                if last != self.left_at and last[:2] not in self.unconfirmed_uploads:
+                if last != self.own_part and last[:2] not in self.unconfirmed_uploads:
                     raise _changed_error(self.path)
-                if not self.left_at[0]:
+                if not self.own_part[0]:
                     self.filesystem.create_dir(self.path)
                 for first, content in sorted(parts.items()):
                     self.unconfirmed_uploads.add((f"{first:012d}", len(content)))
                     with self.filesystem.open_output_stream(f"{self.path}/{first:012d}") as stream:
                         stream.write(content)
-                self.left_at, self.unconfirmed_uploads = self._stored_end(), set()
+                self.own_part, self.unconfirmed_uploads = self._stored_end(), set()
             except OSError:
                 with self.lock:
                     self.has_changes = True

@@ -1,7 +1,4 @@
-"""Running normalisation of critic targets (van Hasselt et al. 2016, arXiv 1602.07714).
-
-It has the form that MAPPO uses.
-"""
+"""Running normalisation of critic targets (van Hasselt et al. 2016, arXiv 1602.07714), in the form that MAPPO uses."""
 
 from dataclasses import dataclass, replace
 

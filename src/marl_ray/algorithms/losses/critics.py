@@ -9,10 +9,7 @@ from marl_ray.config import HyperParameters
 
 
 class ValueLossInputs(NamedTuple):
-    """Inputs of a value loss.
-
-    They are a critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units.
-    """
+    """A critic's outputs and targets for R sequences at T steps, (R, T) each, in the critic's own units."""
 
     outputs: Tensor
     """The outputs of the current weights, with gradients."""

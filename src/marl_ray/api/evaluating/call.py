@@ -90,7 +90,7 @@ def evaluate(
 
     - out: folder of results and report; by default one under `runs/evaluations`.
     - k: value or values of pass@k; all possible ones by default.
-    - split: part of the problems; all by default, and in a browser the part `test`.
+    - split: part of the problems; the benchmark's first by default, and in a browser the part `test`.
     - workers: programs at a time on a machine; in a browser, episodes at a time.
     - local: score in this process, without Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so.
     - progress: function of what is counted, the number done and the total.

@@ -1,7 +1,4 @@
-"""The functions of an engine that an actor of `resources.engines` needs.
-
-The form in which weights come to the actor is here too.
-"""
+"""The functions of an engine that an actor of `resources.engines` needs, and the form in which weights come to it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -12,9 +12,6 @@ from typing import NamedTuple, TypedDict
 from marl_ray.json_types import JsonMapping, JsonObject, JsonValue
 from marl_ray.training.costs import CostStats
 
-STORED_KEYS = {"layouts": "holds", "play_facts": "play"}
-"""Field of `RunState` -> its key in `state.json`, where the two differ."""
-
 
 class RunOrigin(TypedDict):
     """The checkpoint of another run from which a run began."""
@@ -29,7 +26,7 @@ class RunOrigin(TypedDict):
 class RunState:
     """Everything that a run continues with besides the learners, the environment copies and their tensors.
 
-    A field's name is its key in `state.json`, but for those of `STORED_KEYS`.
+    A field's name is its key in `state.json`.
     """
 
     costs: Mapping[str, CostStats]
@@ -80,8 +77,7 @@ class StateFile(NamedTuple):
 
         The object's keys are those of the state's fields, and `learners` and `scalars`.
         """
-        names = [each.name for each in fields(RunState)]
-        plain = {STORED_KEYS.get(name, name): getattr(self.state, name) for name in names}
+        plain = {each.name: getattr(self.state, each.name) for each in fields(RunState)}
         plain["costs"] = {name: vars(stats) for name, stats in self.state.costs.items()}
         return json.dumps(plain | {"learners": self.learners, "scalars": self.scalars}).encode()
 
@@ -91,8 +87,7 @@ class StateFile(NamedTuple):
         plain = _object(json.loads(data))
         learners, scalars, costs = (_object(plain.pop(key)) for key in ("learners", "scalars", "costs"))
         stats = {name: _cost_stats(**_object(stored)) for name, stored in costs.items()}
-        renamed = {name: plain.pop(key) for name, key in STORED_KEYS.items() if key in plain}
-        return cls(RunState(costs=stats, **renamed, **plain), learners, scalars)
+        return cls(RunState(costs=stats, **plain), learners, scalars)
 
 
 def _object(value: JsonValue) -> JsonObject:

@@ -16,7 +16,7 @@ from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, micro_batches
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
 from marl_ray.training.learner.pass_loss import PassMetrics, ScoredPass, cost_surrogates, pass_loss
-from marl_ray.training.learner.prepared_batch import PreparedBatch
+from marl_ray.training.learner.prepared_batch import MinibatchSize, PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
 
@@ -34,8 +34,8 @@ def descend(
     for epoch in prepared.minibatch_plan:
         before, steps_before = sums.clone(), steps
         for selection in epoch:
-            size = next(rows)
-            if not size[0]:
+            size = MinibatchSize(*next(rows))
+            if not size.decisions:
                 continue  # no decision is trained on: a step would only follow the optimiser's momentum
             state, metrics = _step(policy, state, prepared, selection, size, steps == 0)
             sums += metrics
@@ -63,26 +63,26 @@ def _step(
     state: UpdateState,
     prepared: PreparedBatch,
     selection: Selection,
-    size: Sequence[float],
-    first: bool,
+    size: MinibatchSize,
+    is_first: bool,
 ) -> tuple[UpdateState, Tensor]:
-    """Take one gradient step on a minibatch of `size` (decisions, sequences) over all workers.
+    """Take one gradient step on a minibatch of this `size`.
 
-    Returns the state, and this worker's part of `PassMetrics`, (7,). `first`: no step was taken on this batch yet.
+    Returns the state, and this worker's part of `PassMetrics`, (7,). `is_first`: no step was taken on this batch yet.
     """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
     parts = list(micro_batches(selection, prepared.share, policy.pass_size, prepared.order))
-    only = ScoredPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
+    single_pass = ScoredPass(policy, state, prepared, parts[0][0], is_first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
-        gates = _penalty_gates(policy, state, prepared, parts, only, size, first)
+        gates = _penalty_gates(policy, state, prepared, parts, single_pass, size, is_first)
     policy.optimizer.zero_grad(set_to_none=True)
     metrics = torch.zeros(len(PassMetrics._fields), device=policy.device)
-    moved = torch.zeros(len(policy.budgets), device=policy.device)
+    cost_changes = torch.zeros(len(policy.budgets), device=policy.device)
     for part, last in parts:
         if len(parts) > 1:
             policy.family.begin_pass(policy.model, last)
-        current = only if only is not None else ScoredPass(policy, state, prepared, part, first)
+        current = single_pass if single_pass is not None else ScoredPass(policy, state, prepared, part, is_first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
         backward_over_workers(loss)
@@ -91,7 +91,7 @@ def _step(
             # How much this policy's own steps change the cost; `costs` already contains the changes by the policies
             # before it.
             change = (current.ratio.detach() - 1)[..., None] * current.cost_advantages * current.mask[..., None]
-            moved += change.sum((0, 1)) / max(size[0], 1)
+            cost_changes += change.sum((0, 1)) / max(size.decisions, 1)
     if len(parts) > 1:
         policy.family.end_passes(policy.model)
     trained = [policy.actor] if spec.constraint != "trust_region" else []
@@ -100,7 +100,7 @@ def _step(
     policy.optimizer.step()
     metrics[PassMetrics._fields.index("grad_norm")] = norms[0] / rank_and_world_size()[1]  # a norm is global already
     if policy.algorithm.every_step and costs.means is not None and costs.episodes:
-        shift = (sum_over_workers(moved) * costs.decisions).tolist()
+        shift = (sum_over_workers(cost_changes) * costs.decisions).tolist()
         triples = zip(state.multipliers, costs.means, shift, strict=True)
         multipliers = tuple(multiplier.with_cost(mean + change) for multiplier, mean, change in triples)
         state = replace(state, multipliers=multipliers)
@@ -112,9 +112,9 @@ def _penalty_gates(
     state: UpdateState,
     prepared: PreparedBatch,
     parts: Sequence[tuple[Selection, bool]],
-    only: ScoredPass | None,
-    size: Sequence[float],
-    first: bool,
+    single_pass: ScoredPass | None,
+    size: MinibatchSize,
+    is_first: bool,
 ) -> Tensor:
     """Compute the weights of the cost surrogates, (K,).
 
@@ -123,6 +123,6 @@ def _penalty_gates(
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:
-            current = only if only is not None else ScoredPass(policy, state, prepared, part, first)
-            sums += cost_surrogates(policy, current, size[0]).detach()
+            current = single_pass if single_pass is not None else ScoredPass(policy, state, prepared, part, is_first)
+            sums += cost_surrogates(policy, current, size.decisions).detach()
     return exact_penalty_weights(sum_over_workers(sums), prepared.violations, policy.hyper.penalty)

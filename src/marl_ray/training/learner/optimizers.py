@@ -48,8 +48,8 @@ def _settings(hyper: HyperParameters) -> dict[str, object]:
 def backward_over_workers(loss: Tensor) -> None:
     """Add to the gradients of the weights this worker's part of the gradient of the sum of all workers' losses.
 
-    A loss is this worker's sum over the count of all workers. FSDP2 averages gradients over workers, so it counts times the
-    number of workers. Every worker calls this, also one whose loss is 0.
+    A loss is this worker's sum over the count of all workers. FSDP2 averages gradients over the workers, so the loss is
+    multiplied by their number. Every worker calls this, also one whose loss is 0.
     """
     (loss * rank_and_world_size()[1]).backward()
 

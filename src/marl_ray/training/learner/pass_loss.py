@@ -3,7 +3,6 @@
 It is this worker's part of the loss of the minibatch over all workers.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT, token_ratio
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.forward_passes import with_stand_in_row
 from marl_ray.training.learner.minibatches import Selection
-from marl_ray.training.learner.prepared_batch import PreparedBatch
+from marl_ray.training.learner.prepared_batch import MinibatchSize, PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
 
@@ -81,21 +80,20 @@ def pass_loss(
     state: UpdateState,
     prepared: PreparedBatch,
     current: ScoredPass,
-    size: Sequence[float],
+    size: MinibatchSize,
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of `PassMetrics` as a tensor (7,).
 
-    `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
+    `size` is that of the minibatch; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
     algorithm = policy.algorithm
     hyper = policy.hyper
     take = current.selection.take
     agents = prepared.share.agents
-    decisions, sequences = size
-    weights = loss_weights(current.mask, hyper.aggregation, decisions, sequences, policy.settings.horizon)
-    decision_weights = current.mask / max(decisions, 1)
+    weights = loss_weights(current.mask, hyper.aggregation, size.decisions, size.sequences, policy.settings.horizon)
+    decision_weights = current.mask / max(size.decisions, 1)
     advantages = current.advantages
     if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
@@ -127,7 +125,7 @@ def pass_loss(
         divergence = kl_estimate(current.log_probs, inputs.reference_log_probs, hyper.kl_estimator)
         loss = loss + state.kl_coef * (divergence * weights).sum()
     if gates.any():
-        loss = loss + (gates * cost_surrogates(policy, current, decisions)).sum()
+        loss = loss + (gates * cost_surrogates(policy, current, size.decisions)).sum()
     if algorithm.spec.constraint == "trust_region":
         loss = loss.new_zeros(())  # the actor has its step already
     value, cost_value = _value_losses(policy, prepared, current, decision_weights)

@@ -20,6 +20,14 @@ class OldOutputs(NamedTuple):
     """(B, T, K), the cost critics' raw outputs, likewise."""
 
 
+class MinibatchSize(NamedTuple):
+    """The size of a minibatch, over all workers."""
+
+    decisions: float
+    sequences: float
+    """Rows with a trained decision."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedBatch:
     """A batch ready for its epochs; (B, T) unless said otherwise, on the learner's device."""
@@ -50,7 +58,7 @@ class PreparedBatch:
     violations: Tensor
     """(K,) constraint violations per decision, in the units of the cost advantages."""
     sizes: Tensor
-    """(minibatches of all epochs, 2) the numbers of decisions and sequences of each minibatch, over all workers."""
+    """(minibatches of all epochs, 2) the `MinibatchSize` of each, a row."""
     sequences: int
     """Rows with a trained decision, over all workers."""
 

@@ -25,7 +25,7 @@ from marl_ray.training.learner.compiled.flat_state import FlatState
 from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.optimizers import backward_over_workers, local_part
 from marl_ray.training.learner.pass_loss import ScoredPass, pass_loss
-from marl_ray.training.learner.prepared_batch import PreparedBatch
+from marl_ray.training.learner.prepared_batch import MinibatchSize, PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
 TOLERANCE = 1e-5
@@ -101,10 +101,10 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
 
     `TOLERANCE` measures it, and it is equal on all workers. Changes nothing.
     """
-    selection, size = prepared.minibatch_plan[0][0], prepared.sizes[0].tolist()
+    selection, size = prepared.minibatch_plan[0][0], MinibatchSize(*prepared.sizes[0].tolist())
     flat = FlatState(policy)
     batch = CompiledBatch(policy, state, prepared)
-    compiled = batch.gradient(flat.weights, batch.decision_numbers(selection), size[0], np.zeros(5))
+    compiled = batch.gradient(flat.weights, batch.decision_numbers(selection), size.decisions, np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
     scored = ScoredPass(policy, state, prepared, selection, True)
     loss, _ = pass_loss(policy, state, prepared, scored, size, torch.zeros(0))
