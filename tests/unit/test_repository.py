@@ -168,19 +168,32 @@ def test_the_night_asks_that_nine_tenths_of_the_lines_are_run():
     assert "coverage report --sort=cover --fail-under=90 " in dry.stdout
 
 
-@pytest.mark.parametrize(("runs", "status"), [("https://github.com/o/r/actions/runs/7", 0), ("", 1)])
-def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs, status, tmp_path):
+GREEN_RUN = "https://github.com/o/r/actions/runs/7"
+
+
+@pytest.mark.parametrize(
+    ("runs", "compared", "message"),
+    [
+        (GREEN_RUN, "behind", ""),
+        (GREEN_RUN, "identical", ""),
+        ("", "behind", "release: expected a successful run of ci.yml for 0f3c, found none"),
+        (GREEN_RUN, "ahead", "release: expected a tag on a commit of main, got 0f3c, which is ahead"),
+        (GREEN_RUN, "diverged", "release: expected a tag on a commit of main, got 0f3c, which is diverged"),
+    ],
+)
+def test_a_release_is_of_a_commit_of_main_that_passed_ci_and_its_unit_tests(runs, compared, message, tmp_path):
     """The first command asks GitHub; here a program answers in place of GitHub's own."""
     first, *others = commands("release.yml", "build")
     assert {"make check", "make unit"} <= set(others)
     gh = tmp_path / "gh"
     gh.write_text(
-        f"#!/bin/sh\ncase \"$*\" in\n*commits/v1.0.0*) echo 0f3c;;\n*'ci.yml --commit 0f3c'*) echo {runs};;\nesac\n"
+        f"#!/bin/sh\ncase \"$*\" in\n*commits/v1.0.0*) echo 0f3c;;\n*'ci.yml --commit 0f3c'*) echo {runs};;\n"
+        f"*compare/main...0f3c*) echo {compared};;\nesac\n"
     )
     gh.chmod(0o700)
     names = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GH_REPO": "o/r", "GITHUB_REF_NAME": "v1.0.0"}
     done = subprocess.run(["bash", "-e", "-c", first], env=names, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "found none" in done.stderr) == (status, bool(status))
+    assert (done.returncode, done.stderr.strip()) == (int(bool(message)), message)
 
 
 def test_what_a_test_imports_of_other_tests_is_there():
