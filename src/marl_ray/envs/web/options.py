@@ -48,10 +48,10 @@ class BrowserOptions:
             "observation_limit": self.observation_limit,
             "patience": 1 if self.patience is None else self.patience,
         }
-        for name, value in (counts | {"seed": self.seed}).items():
-            if not isinstance(value, int):
-                raise ValueError(f"{name}={value!r}, expected a whole number")
-        limits = counts | {"step_s": self.step_s, "episode_s": self.episode_s}
+        for name, count in (counts | {"seed": self.seed}).items():
+            if not isinstance(count, int):
+                raise ValueError(f"{name}={count!r}, expected a whole number")
+        limits: dict[str, float] = counts | {"step_s": self.step_s, "episode_s": self.episode_s}
         for name, value in limits.items():
             if not isinstance(value, int | float):
                 raise ValueError(f"{name}={value!r}, expected a number")
