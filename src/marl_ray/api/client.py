@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self
 
@@ -100,7 +101,7 @@ class Client:
         """Record the outcome of a session; larger is better.
 
         `metrics` are further numbers by name, for guardrails. Numbers may be of NumPy. Raises MarlRayError as `act` does,
-        and a FieldError that names a number that is not finite.
+        and a FieldError that names what is no number or not finite.
         """
         if metrics is not None and not isinstance(metrics, Mapping):
             raise FieldError("metrics", f"expected a mapping of names to numbers, got {type(metrics).__name__}")
@@ -174,10 +175,15 @@ def _to_lists(argument: str, by_agent: Mapping[str, object]) -> dict[str, object
 
 
 def _finite_number(argument: str, value: object) -> float:
-    """Return a number of Python or NumPy as a float. Raises FieldError that names the argument."""
+    """Return a number of Python or NumPy as a float.
+
+    Raises FieldError that names the argument for anything else, also for a text of digits and for a true or false.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise FieldError(argument, f"expected a number, got {value!r}")
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
+        number = float(value)
+    except OverflowError as error:
         raise FieldError(argument, f"expected a number, got {value!r}") from error
     if not math.isfinite(number):
         raise FieldError(argument, f"expected a finite number, got {number}")

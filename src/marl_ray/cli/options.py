@@ -57,10 +57,12 @@ ExperimentName = Annotated[str, typer.Argument(metavar="NAME", help="The experim
 def named_as_options() -> Iterator[None]:
     """Name the field of a FieldError as the option of the command line that gave it, without the unit of seconds.
 
-    Raises MarlRayError in its place.
+    Raises MarlRayError in its place. What follows the first dot of a field is a key in the option's value, which keeps its
+    spelling: `env.max_step` is `--env max_step`.
     """
     try:
         yield
     except FieldError as error:
-        option = error.field.removesuffix("_s").replace("_", "-")
-        raise MarlRayError(f"--{option}: {error.message}") from error
+        name, dot, key = error.field.partition(".")
+        option = name.removesuffix("_s").replace("_", "-")
+        raise MarlRayError(f"--{option}{' ' if dot else ''}{key}: {error.message}") from error

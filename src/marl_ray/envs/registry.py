@@ -30,7 +30,10 @@ EXPECTED_IDS = (
     "a BrowserGym id (browsergym/miniwob.click-test)",
     REFERENCE,
 )
-_UNEXPECTED_KEYWORD = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
+_UNEXPECTED_KEYWORD = re.compile(
+    r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(.*?)'(?:\. Did you mean|$)"
+)
+"""Python's error: the function or class, and the name, which from a config may be any text."""
 _NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -64,10 +64,12 @@ _UNIT_ABBREVIATIONS = {
     "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram", "kg": "kilogram",
     "lb": "pound", "lbs": "pound", "oz": "ounce", "ml": "milliliter", "l": "liter", "s": "second", "sec": "second",
     "min": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "n": "newton", "j": "joule", "w": "watt", "v": "volt",
-    "k": "kelvin", "c": "celsius", "f": "fahrenheit", "hz": "hertz", "mph": "mile/hour", "inches": "inch",
+    "k": "kelvin", "c": "celsius", "f": "fahrenheit", "hz": "hertz", "mph": "mile/hour",
     "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "deg": "degree", "usd": "dollar",
     "am": "am", "pm": "pm",
 }  # fmt: skip
+_PLURAL_IN_ES = re.compile(r"(?:(?<=ch|sh|ss)|(?<=[xz]))(?:es?)?$")
+"""The end of a name that takes -es in the plural, and of such a plural."""
 _NO_UNIT = re.compile(
     r"hundreds?|thousands?|[mb]illions?|trillions?|dozens?|score|pairs?|squared|cubed|factorial|percent|pi|sin|cos|tan|log|"
     r"ln|exp|sqrt|root|times|plus|minus|over|mod|infinity|hal(?:f|ves)|quarters?|\w*(?:thirds?|fourths?|ths?)|or|and|not",
@@ -211,10 +213,16 @@ def _read_unit(text: str) -> str | None:
     if any(len(name) < 3 and name not in _UNIT_ABBREVIATIONS for name in names):
         return None
     power = match[4] or {"s": "2", "c": "3"}.get((match[1] or "")[:1].lower(), "")
-    return (
-        "/".join(name.removesuffix("es") if name.endswith("inches") else name.removesuffix("s") for name in names)
-        + power
-    )
+    return "/".join(map(_stem, names)) + power
+
+
+def _stem(name: str) -> str:
+    """Return what the singular and the plural of a unit's name have in common.
+
+    Before -es a singular may end in -e (caches of a cache) or not (batches of a batch), so the -e goes from all of them.
+    """
+    stem, endings = _PLURAL_IN_ES.subn("", name)
+    return stem if endings else name.removesuffix("s")
 
 
 def _name_and_value(text: str) -> tuple[str, str]:

@@ -2,8 +2,9 @@
 
 A program gains nothing by hiding code in a text that it hands to `exec`, `eval` or `compile`. If the text is written
 there, it is checked as a program of its own: its violations count, and so does the call. If it is not, or if the
-program reaches such a call another way (another name for it, `builtins`, `importlib`, `runpy`), the program cannot
-be checked.
+program reaches such a call another way (another name for it, one behind a dot, `builtins`, `globals`, `importlib`,
+`runpy`), the program cannot be checked. The check reads names, so it does not see one that is put together as the
+program runs, such as `getattr(module, "ev" + "al")`, nor code that another process runs.
 """
 
 import ast
@@ -23,14 +24,20 @@ TIMEOUT_S = 10.0
 MAX_BYTES = 1 << 17
 """Size of the largest program that is checked: a parser may need thousands of times as much memory."""
 TEXT_RUNNERS = {"exec", "eval", "compile"}
+PATTERN_MODULES = {"re", "regex"}
+"""Modules whose `compile` makes a pattern."""
 UNREADABLE_NAMES = {
     "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
 }  # fmt: skip
 """Names by which a program can run text unseen."""
+NAMESPACES = {"globals", "locals", "vars", "__dict__", "__globals__"}
+"""Names that give all names of a module, also those above, by a subscript."""
 MAX_TEXTS, MAX_DEPTH = 16, 3
 """Maximum number of texts that a program runs, and of such texts in each other; each takes a run of ruff."""
 _HIDING_STRING = re.compile(
-    rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(TEXT_RUNNERS | UNREADABLE_NAMES))})\b", re.DOTALL
+    rf"builtins|^[rR]?[fF].*\b(?:(?:{'|'.join(sorted(TEXT_RUNNERS | UNREADABLE_NAMES))})\b"
+    rf"|(?:{'|'.join(sorted(NAMESPACES))})(?:(?<=__)|\s*\())",
+    re.DOTALL,
 )
 """Strings that name the module, or hold a call inside an f-string, which is one token."""
 
@@ -75,13 +82,30 @@ def texts_to_run(code: str) -> list[str] | None:
             return None
         if token.type != tokenize.NAME:
             continue
-        if token.string not in TEXT_RUNNERS or (place and tokens[place - 1].string == "."):
-            continue  # a method of that name, such as `re.compile`
+        if token.string in NAMESPACES:
+            return None
+        if token.string not in TEXT_RUNNERS:
+            continue
+        if place and tokens[place - 1].string == ".":
+            if not _is_method(tokens, place):
+                return None
+            continue
         text = _first_argument(tokens[place + 1 :])
         if text is None or len(texts) == MAX_TEXTS:
             return None
         texts.append(text)
     return texts
+
+
+def _is_method(tokens: Sequence[tokenize.TokenInfo], place: int) -> bool:
+    """Return True if the name behind a dot at this place can run no text.
+
+    Such are `re.compile` and a call without arguments, such as `model.eval()`.
+    """
+    before = [token.string for token in tokens[max(0, place - 3) : place - 1]]
+    if tokens[place].string == "compile" and before and before[-1] in PATTERN_MODULES:
+        return before[0] != "."
+    return [token.string for token in tokens[place + 1 : place + 3]] == ["(", ")"]
 
 
 def _first_argument(tokens: Sequence[tokenize.TokenInfo]) -> str | None:

@@ -167,6 +167,16 @@ def test_style_is_not_won_by_hiding_a_program_in_a_text():
         "eval('(')\n",
         "import timeit\ntimeit.timeit('import os', number=1)\n",
         "import sys\nsys.modules['builtins']\n",
+        "import sys\nsys.modules['buil' + 'tins'].eval('1')\n",
+        "import sys\nrun = sys.modules['buil' + 'tins'].exec\nrun('import os')\n",
+        "import sys\nmodule = sys.modules['buil' + 'tins']\nmodule.compile('import os', 'a', 'exec')\n",
+        "import sys\nsys.re.compile('import os', 'a', 'exec')\n",
+        "print.__self__.eval('1')\n",
+        "globals()['__built' + 'ins__'].exec('import os')\n",
+        "globals()['__built' + 'ins__']['ex' + 'ec']('import os')\n",
+        "vars(print.__self__)['ex' + 'ec']('import os')\n",
+        "x = f\"{vars(print.__self__)['ex' + 'ec']('import os')}\"\n",
+        "x = f\"{print.__self__.__dict__.get('ex' + 'ec')('import os')}\"\n",
         "x = f\"{exec('import os')}\"\n",
         "exec(" * 5 + "''" + ")" * 5 + "\n",
         "exec('')\n" * 100,
@@ -179,6 +189,7 @@ def test_a_program_that_runs_a_text_unseen_has_no_style(code):
 def test_methods_and_words_of_those_names_are_no_calls_of_them():
     code = "import re\n\n# exec, eval\nPATTERN = re.compile('exec(x)')\n\n\ndef f(model):\n    return model.eval()\n"
     assert style(code) == 1.0
+    assert style("def f(n):\n    return f'{n} vars, locals and globals'\n") == 1.0
 
 
 def calls(pool: Pool, code: str, *tests: str, setup: str = "", cpu_s: float = 5.0) -> tuple[str, ...]:

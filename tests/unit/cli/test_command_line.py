@@ -119,6 +119,10 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments, expected):
         (("sweep", SWEEP, "--set=metric.name=return", "--dry-run"), "dashes: metric.name=return, without --set; "),
         (("evaluate", "--episodes", "five"), "Invalid value for '--episodes': expected a whole number, got 'five'; "),
         (("evaluate", "--episodes", "0"), "'--episodes': expected a number of at least 1, got '0'; "),
+        (
+            ("evaluate", "--benchmark", "miniwob", "--policy", "expert", "--env", "max_step=3"),
+            "marl-ray: --env max_step: miniwob has no such argument; did you mean max_steps or step_s?",
+        ),
         (("tasks", "python", "--levels", "x"), "--levels: expected whole numbers with commas, such as 1,10, got 'x'"),
         (("cluster", "local", "--cpus", "0"), "Invalid value for '--cpus': expected a number of at least 1, got '0'; "),
         (("tasks", "nope"), "marl-ray tasks: Invalid value for 'kind': 'nope' is not one of 'python', 'arithmetic'"),

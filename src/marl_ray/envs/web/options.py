@@ -43,14 +43,18 @@ class BrowserOptions:
 
     def __post_init__(self) -> None:
         refuse_bools(BrowserOptions, vars(self))
-        limits = {
+        counts = {
             "max_steps": self.max_steps,
-            "step_s": self.step_s,
-            "episode_s": self.episode_s,
             "observation_limit": self.observation_limit,
             "patience": 1 if self.patience is None else self.patience,
         }
+        for name, count in (counts | {"seed": self.seed}).items():
+            if not isinstance(count, int):
+                raise ValueError(f"{name}={count!r}, expected a whole number")
+        limits: dict[str, float] = counts | {"step_s": self.step_s, "episode_s": self.episode_s}
         for name, value in limits.items():
+            if not isinstance(value, int | float):
+                raise ValueError(f"{name}={value!r}, expected a number")
             if not value > 0:
                 raise ValueError(f"{name}={value}, expected more than 0")
         if self.traces and self.record is None:
