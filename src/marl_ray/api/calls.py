@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeAlias, TypeVar
@@ -22,6 +23,8 @@ MISSPELT_RATIO = 0.65
 that close to `config`, and no key of a config comes that close to a parameter beside it."""
 MAX_SHOWN = 80
 """Maximum number of characters that an error shows of a value."""
+_INTERRUPT_MARK = "ends_marl_ray_call"
+"""Attribute of a Ctrl-C that has ended a call of the API."""
 ConfigSource: TypeAlias = str | Path | JsonMapping
 """A YAML file, or plain data."""
 
@@ -106,16 +109,24 @@ def short_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        previous_hook, interrupted = sys.excepthook, interrupt
-
-        def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if error is interrupted:
-                print("marl-ray: interrupted", file=sys.stderr)
-            else:
-                previous_hook(kind, error, trace)
-
-        sys.excepthook = show
+        # A mark, because a hook that knew the interrupt itself would keep all variables of its traceback alive.
+        vars(interrupt)[_INTERRUPT_MARK] = True
+        if not isinstance(sys.excepthook, _ShortInterruptHook):
+            sys.excepthook = _ShortInterruptHook(sys.excepthook)
         raise
+
+
+@dataclass(frozen=True)
+class _ShortInterruptHook:
+    """Show a marked interrupt in one line, and any other error by the hook that was there before."""
+
+    previous_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if hasattr(error, _INTERRUPT_MARK):
+            print("marl-ray: interrupted", file=sys.stderr)
+        else:
+            self.previous_hook(kind, error, trace)
 
 
 def cluster_of_call() -> str | None:

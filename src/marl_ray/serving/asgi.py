@@ -132,7 +132,12 @@ class Gateway:
                 ms=round(1000 * (time.perf_counter() - start), 3),
             )
         if isinstance(response, Response):
-            await send_response(send, response, headers)
+            try:
+                await self._deadlines.run(send_response(send, response, headers), self.config.request_timeout_s)
+            except TimeoutError:
+                _log.error(
+                    "request %s: the answer was not taken within %g s", request.id, self.config.request_timeout_s
+                )
 
     async def _send_stream(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
         """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
@@ -78,46 +79,53 @@ class Service:
         """
         self.config = config
         self._noise = np.random.default_rng(seed)
+        with ExitStack() as unfinished:  # closes what is open where a later part is refused
+            # What requests are admitted and counted by.
+            self.admission = Admission(config)
+            self.metrics = GatewayMetrics(replica)
 
-        # What requests are admitted and counted by.
-        self.admission = Admission(config)
-        self.metrics = GatewayMetrics(replica)
+            # What outlives this process.
+            self.stores = open_stores(config.database)
+            unfinished.callback(self.stores.close)
+            self.notices = Notices(self.stores.database)
+            """Changes that are still to reach other replicas, or the receiver of the webhook."""
+            spool = Spool(spool_folder(config.spool, config.database), config.spool_bytes)
+            unfinished.callback(spool.close)
+            self.exposures = ExposureLog(self.stores.units, spool)
+            self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
+            """The log of acts and texts; None if the config keeps none."""
+            self.unit_reports = UnitReports(self.stores.units, self.exposures)
 
-        # What outlives this process.
-        self.stores = open_stores(config.database)
-        self.notices = Notices(self.stores.database)
-        """Changes that are still to reach other replicas, or the receiver of the webhook."""
-        self.exposures = ExposureLog(
-            self.stores.units, Spool(spool_folder(config.spool, config.database), config.spool_bytes)
-        )
-        self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
-        """The log of acts and texts; None if the config keeps none."""
-        self.unit_reports = UnitReports(self.stores.units, self.exposures)
+            # What answers requests.
+            self.bundles = BundleCache(config.tracking_uri)
+            loaded_experiments = load_configured(config, self.stores.experiments, self.bundles)
+            self.live_experiments = LiveExperiments(
+                config, self.stores.experiments, self.exposures, self.bundles, self._noise, host
+            )
+            self.endpoints = self.live_experiments.endpoints
+            unfinished.callback(self._close_arms)
+            self.assigner = Assigner(self.stores.units.assignments, config.holdouts, self.metrics)
+            self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
+            self.cache = make_cache(config.cache)
+            """Answers to greedy acts; None if the config keeps none."""
 
-        # What answers requests.
-        self.bundles = BundleCache(config.tracking_uri)
-        loaded_experiments = load_configured(config, self.stores.experiments, self.bundles)
-        self.live_experiments = LiveExperiments(
-            config, self.stores.experiments, self.exposures, self.bundles, self._noise, host
-        )
-        self.endpoints = self.live_experiments.endpoints
-        self.assigner = Assigner(self.stores.units.assignments, config.holdouts, self.metrics)
-        self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
-        self.cache = make_cache(config.cache)
-        """Answers to greedy acts; None if the config keeps none."""
+            # What people read.
+            self.curves = CurveCache()
+            self.shared_reads = SharedReads()
 
-        # What people read.
-        self.curves = CurveCache()
-        self.shared_reads = SharedReads()
-
-        # What runs in threads.
-        self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
-        """None if the config names no receiver of notices."""
-        self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
-        for experiment in loaded_experiments:
-            self.live_experiments.open(experiment)
-        self.follower = StoreFollower(self.stores, self.live_experiments, self.notices, self.unit_reports, self.webhook)
-        self.follower.poll(waits=True)
+            # What runs in threads, of which none runs before `start`.
+            self.webhook = (
+                Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
+            )
+            """None if the config names no receiver of notices."""
+            self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
+            for experiment in loaded_experiments:
+                self.live_experiments.open(experiment)
+            self.follower = StoreFollower(
+                self.stores, self.live_experiments, self.notices, self.unit_reports, self.webhook
+            )
+            self.follower.poll(waits=True)
+            unfinished.pop_all()
 
         self.started: float | None = None
         """Moment at which this replica began to serve, in seconds since 1970; None before."""
@@ -140,27 +148,43 @@ class Service:
         For each part that hangs, this waits that part's CLOSE_S seconds, and then goes on: 5 for each of the follower's
         two threads, 2 for the webhook, 20 for each of the two threads of exposures and of acts, 10 for each text arm,
         10 for lookups, and 20 each for the failures of sessions and for changes. The last write of exposures waits
-        WRITING_S seconds for a hung one.
+        WRITING_S seconds for a hung one. Whatever a part raises, those after it are closed before it is raised here.
         """
-        self.follower.close()
-        if self.webhook is not None:
-            self.webhook.close()
+        parts = [
+            self.follower.close,
+            *([] if self.webhook is None else [self.webhook.close]),
+            self._write_unit_reports,
+            self.exposures.close,
+            *([] if self.acts is None else [self.acts.close]),
+            self._close_arms,
+            self.shared_reads.close,
+            self.assigner.close,
+            self._end_changes,
+            self.stores.close,
+        ]
+        with ExitStack() as closing:
+            for close_part in reversed(parts):  # a stack runs the last of its callbacks first
+                closing.callback(close_part)
+
+    def _write_unit_reports(self) -> None:
+        """Write the failures and costs of sessions that are still in memory; log it if they are lost."""
         try:
             run_side_by_side([self.unit_reports.write], 1, CLOSE_S)
         except StoreError as error:
             _log.error("failures or costs of sessions are lost: %s", error)
         except CallTimeoutError:
             _log.error("failures or costs of sessions are lost: their write has not ended within %g s", CLOSE_S)
-        self.exposures.close()
-        if self.acts is not None:
-            self.acts.close()
-        for router in self.endpoints.routers.values():
-            router.arms.close()
-        self.shared_reads.close()
-        self.assigner.close()
+
+    def _close_arms(self) -> None:
+        """Close the arms of all experiments."""
+        with ExitStack() as closing:
+            for router in self.endpoints.routers.values():
+                closing.callback(router.arms.close)
+
+    def _end_changes(self) -> None:
+        """Wait for the changes of experiments that are under way; log it if one hangs."""
         if not shut_down(self._threads, CLOSE_S):
             _log.error("a change of an experiment has not ended within %g s", CLOSE_S)
-        self.stores.close()
 
     async def leave_loop(self) -> None:
         """Close the connections and tasks that belong to the event loop; called before `close`."""

@@ -1,6 +1,7 @@
 """Batches that are played while the team learns: by which weights, and what a resumed run makes of them."""
 
 import copy
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from toy_runs.runs import config, train_rows
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.rollout.actor_critic import overlap
+from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
 from marl_ray.training.loop.assembly import build_run
 from marl_ray.training.single_process import train_alone
 
@@ -68,6 +71,34 @@ def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone):
         run.step()
     assert "behaviour" not in run.collector.state()
     run.close()
+
+
+def test_an_abandoned_run_does_not_wait_for_a_batch_that_hangs_and_closes_its_copies_later(alone, monkeypatch, caplog):
+    gate, closed = threading.Event(), threading.Event()
+    collect, close = ActorCriticCollector.collect, ActorCriticCollector.close
+
+    def hang_later(collector: ActorCriticCollector, players: Any, iteration: int) -> Any:
+        assert iteration == 0 or gate.wait(60)
+        return collect(collector, players, iteration)
+
+    def close_and_tell(collector: ActorCriticCollector) -> None:
+        close(collector)
+        closed.set()
+
+    monkeypatch.setattr(overlap, "CLOSE_S", 0.05, raising=False)
+    monkeypatch.setattr(ActorCriticCollector, "collect", hang_later)
+    monkeypatch.setattr(ActorCriticCollector, "close", close_and_tell)
+    run = build_run(config(OVERLAP), torch.device("cpu"))
+    run.step()
+    abandoning = threading.Thread(target=run.abandon, daemon=True)
+    abandoning.start()
+    abandoning.join(15)
+    is_abandoned, is_closed_early = not abandoning.is_alive(), closed.is_set()
+    gate.set()
+    assert (is_abandoned, is_closed_early) == (True, False)
+    assert closed.wait(60)
+    message = "the batch under way was not played within 0.05 s; its environments close when it ends"
+    assert caplog.messages == [message]
 
 
 @pytest.mark.long

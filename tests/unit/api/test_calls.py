@@ -1,6 +1,9 @@
 """Parts that calls of the API share: files and mappings with changes by section, names of arguments, Ctrl-C."""
 
+import contextlib
+import gc
 import sys
+import weakref
 
 import pytest
 from toy_runs.run_configs import GOOD, run
@@ -80,6 +83,25 @@ def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsy
     assert capsys.readouterr().err == "marl-ray: interrupted\n"
     sys.excepthook(ValueError, ValueError("another error"), None)
     assert capsys.readouterr().err == "ValueError: another error\n"
+
+
+def test_a_caught_ctrl_c_keeps_no_variable_of_its_call_alive_and_sets_one_hook(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    variables, hooks = [], []
+
+    def interrupted_call() -> None:
+        with short_interrupt():
+            large = {"weights"}
+            variables.append(weakref.ref(large))
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupted_call()
+        hooks.append(sys.excepthook)
+    gc.collect()
+    assert [variable() for variable in variables] == [None, None]
+    assert hooks[0] is hooks[1] is not sys.__excepthook__
 
 
 def test_an_outcome_that_is_no_number_is_refused_before_the_gateway_is_asked():

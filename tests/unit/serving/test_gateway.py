@@ -24,6 +24,25 @@ async def test_act_answers_with_the_arm_its_actions_and_log_probs(config):
         assert all(-0.1 < answer["log_probs"][agent] <= 0 for agent in AGENTS)
 
 
+async def test_an_answer_that_nobody_takes_ends_with_the_deadline_of_a_request(bundles, tmp_path, caplog):
+    config = gateway_config(bundles, tmp_path / "x.db", request_timeout_s=0.1)
+
+    async def hang(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/nowhere",
+        "headers": [(b"x-request-id", b"r1")],
+        "query_string": b"",
+    }
+    async with serving(config) as (_, gateway):
+        async with asyncio.timeout(30):
+            await gateway(scope, hang, hang)
+    assert caplog.messages[-1] == "request r1: the answer was not taken within 0.1 s"
+
+
 async def test_continuous_actions_are_lists_and_one_agent_may_act_alone(tmp_path):
     box, out = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (3,), np.float32)
     made = {arm: make_bundle(tmp_path, k, box, actions=out) for k, arm in enumerate(("one", "four"))}

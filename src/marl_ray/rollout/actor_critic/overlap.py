@@ -2,8 +2,10 @@
 
 import base64
 import copy
+import logging
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ BEHAVIOUR_KEY = "behaviour"
 """Key of a collector's state: policy -> the weights and normalisers that play the batch which is under way."""
 BATCH_S = 86_400.0
 """Maximum seconds that a batch may take: a day, so that only a hung environment meets it."""
+CLOSE_S = 30.0
+"""Seconds that closing waits for a batch that nobody will learn from. It may hide an error for so long."""
+
+_log = logging.getLogger(__name__)
 
 
 class OverlappedCollector:
@@ -44,7 +50,6 @@ class OverlappedCollector:
         self._behaviour: dict[str, Player] | None = None
         """The players of the batch that is under way."""
         self._batch: Future[ActorCriticBatch] | None = None
-        self._thread = ThreadPoolExecutor(1, "rollout")
         self.running_episodes: list[tuple[int, int]] = collector.running_episodes
         self.group_sums: Mapping[str, GroupSums] = collector.group_sums
 
@@ -55,7 +60,7 @@ class OverlappedCollector:
         """
         if self._batch is None:
             copied = dict(players) if self._saved is None else _restore_players(players, self._saved)
-            self._batch = self._thread.submit(self._inner.collect, copied, iteration)
+            self._batch = self._begin(copied, iteration)
         if not wait([self._batch], BATCH_S).done:
             raise MarlRayError(f"the batch of iteration {iteration + 1} was not played within {BATCH_S:g} s")
         batch = self._batch.result()
@@ -66,7 +71,7 @@ class OverlappedCollector:
         self._before = self._inner.snapshot()
         if not self._is_last():
             self._behaviour = copy.deepcopy(dict(players))
-            self._batch = self._thread.submit(self._inner.collect, self._behaviour, iteration + 1)
+            self._batch = self._begin(self._behaviour, iteration + 1)
         return batch
 
     def state(self) -> JsonObject:
@@ -84,11 +89,28 @@ class OverlappedCollector:
         return state
 
     def close(self) -> None:
-        """Wait, at most BATCH_S seconds, until the batch that is under way is over, and close the environments."""
-        if self._batch is not None:
-            wait([self._batch], BATCH_S)
-        self._thread.shutdown(wait=False)  # it is idle, unless an environment hangs in it
-        self._inner.close()
+        """Close the environments, once the batch that is under way is over.
+
+        If that takes more than CLOSE_S seconds, the batch's thread closes them at its end, and a warning says so.
+        """
+        if self._batch is None or wait([self._batch], CLOSE_S).done:
+            self._inner.close()
+            return
+        _log.warning("the batch under way was not played within %g s; its environments close when it ends", CLOSE_S)
+        self._batch.add_done_callback(lambda _: self._inner.close())
+
+    def _begin(self, players: Mapping[str, Player], iteration: int) -> Future[ActorCriticBatch]:
+        """Begin to play the batch of an iteration, in a daemon: one that hangs keeps no process alive."""
+        batch = Future[ActorCriticBatch]()
+
+        def play() -> None:
+            try:
+                batch.set_result(self._inner.collect(players, iteration))
+            except BaseException as error:
+                batch.set_exception(error)
+
+        threading.Thread(target=play, name="rollout", daemon=True).start()
+        return batch
 
 
 def _player_state(player: Player) -> dict[str, object]:

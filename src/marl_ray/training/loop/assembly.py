@@ -70,8 +70,8 @@ def build_run(
 ) -> Run:
     """Build a run on this worker; `engine_of` makes the engines (see `build_team`).
 
-    The process group is up, and every worker makes the same call. Where a part cannot be made, those before it are
-    closed, and its error is raised.
+    The process group is up, and every worker makes the same call. Where a part cannot be made, the parts before it are
+    closed, and its error is raised. With several workers the team stays open, and its engines end with their process.
     """
     torch.set_num_threads(config.resources.threads_per_worker)
     with _UnfinishedRun() as unfinished:

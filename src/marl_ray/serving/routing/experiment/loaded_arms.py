@@ -4,6 +4,7 @@ A request takes this value once and is answered by it to its end, because a thre
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.store.records import AssignmentState
@@ -97,5 +98,6 @@ class LoadedArms(Mapping[str, Arm | TextArm]):
 
     def close(self) -> None:
         """Release what the arms hold in this process."""
-        for arm in self._arms.values():
-            arm.close()
+        with ExitStack() as closing:  # one that fails leaves no other open
+            for arm in self._arms.values():
+                closing.callback(arm.close)
