@@ -15,7 +15,7 @@ from marl_ray.api.calls import named_arguments
 from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.administration.requests import gateway_url, key_headers, request_json_with
+from marl_ray.serving.administration.requests import experiment_path, gateway_url, key_headers, request_json_with
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Client:
 
         Raises MarlRayError as `act` does.
         """
-        return self.request(f"/v1/experiments/{name}")
+        return self.request(experiment_path(name))
 
     @named_arguments
     def request(self, path: str, body: JsonMapping | None = None) -> JsonObject:

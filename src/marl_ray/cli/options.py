@@ -58,7 +58,7 @@ def named_as_options() -> Iterator[None]:
     """Name the field of a FieldError as the option of the command line that gave it, without the unit of seconds.
 
     Raises MarlRayError in its place. What follows the first dot of a field is a key in the option's value, which keeps its
-    spelling: `env.max_step` is `--env max_step`.
+    spelling: the key `max_steps` in `env` is `--env max_steps`.
     """
     try:
         yield

@@ -100,7 +100,7 @@ def texts_to_run(code: str) -> list[str] | None:
 def _is_method(tokens: Sequence[tokenize.TokenInfo], place: int) -> bool:
     """Return True if the name behind a dot at this place can run no text.
 
-    Such are `re.compile` and a call without arguments, such as `model.eval()`.
+    Such are `re.compile`, and a method that is called without arguments, as `eval` of a module of torch is.
     """
     before = [token.string for token in tokens[max(0, place - 3) : place - 1]]
     if tokens[place].string == "compile" and before and before[-1] in PATTERN_MODULES:

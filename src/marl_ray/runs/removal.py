@@ -27,12 +27,15 @@ class FolderContents:
 
 
 def contents_of(entry: StoredEntry) -> FolderContents:
-    """Count what `remove_folder` would delete. Raises MarlRayError if the run or the sweep is alive."""
+    """Count what `remove_folder` would delete. Raises MarlRayError if the run or the sweep is alive or unreadable."""
     owner = entry.owner()
     if owner is not None and owner.is_alive(time.time()):
         where = f"process {owner.pid} of {owner.host}"
         raise MarlRayError(f"{entry.kind} {entry.name!r} is alive in {where}; end it before you delete its folder")
-    infos = entry.filesystem.get_file_info(fs.FileSelector(entry.folder, recursive=True))
+    try:
+        infos = entry.filesystem.get_file_info(fs.FileSelector(entry.folder, recursive=True))
+    except OSError as error:
+        raise MarlRayError(f"{entry.kind} {entry.name!r}: {entry.uri} cannot be read: {one_line(error)}") from error
     files = [info for info in infos if info.type == fs.FileType.File]
     size = sum(info.size or 0 for info in files)
     checkpoints = sum(info.base_name == MANIFEST_FILE for info in files)

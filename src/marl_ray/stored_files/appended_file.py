@@ -51,7 +51,7 @@ class AppendedFile(Protocol):
         """Make all lines durable. Raises OSError."""
 
     def close(self) -> None:
-        """Make all lines durable, and take no more. Raises OSError."""
+        """Make all lines durable; nothing may be appended afterwards. Raises OSError."""
 
 
 def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_bytes(uri: str) -> bytes:
     """
     try:
         if "://" not in uri:
-            return Path(uri).expanduser().read_bytes()
+            return Path(os.path.expanduser(uri)).read_bytes()
         system, path = fs.FileSystem.from_uri(uri)
         with system.open_input_stream(path, compression=None) as stream:
             return bytes(stream.read())

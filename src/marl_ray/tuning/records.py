@@ -132,11 +132,12 @@ def end_reason(record: TrialRecord, records: SweepRecords) -> str:
 
 
 def median_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
-    """Return the seed whose last value is the median of all seeds (the lower one of two)."""
+    """Return the seed whose last value is the median of all seeds (the lower one of two); one without a value is worst."""
     last: dict[int, float] = {}
     for row in rows:
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
-    ranked_seeds = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
+    sign = 1 if metric.mode == "max" else -1
+    ranked_seeds = sorted(seeds, key=lambda seed: sign * last[seed] if seed in last else -math.inf)
     return ranked_seeds[(len(ranked_seeds) - 1) // 2]
 
 

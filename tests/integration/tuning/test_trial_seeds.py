@@ -194,6 +194,18 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
         taker.close()
 
 
+def test_the_first_weights_count_where_no_later_ones_are_better(tmp_path):
+    still = "train.total_steps=512", "hyper.lr=1e-30", "evaluation.episodes=2", "evaluation.max_steps=8"
+    with process_group():
+        trained = TrialSeeds(seeds(2, *still), [MetricConfig(name="best/return")], torch.device("cpu"), None)
+        rows: list[dict[str, float]] = []
+        run_leg(trained, None, rows.append, lambda folder: None, False)
+        later = [row for row in rows[1:] if "best/return" in row]
+        assert trained.done and later == []
+        assert trained.objectives() == [rows[0]["best/return"]] == [rows[-1]["objective/best/return"]]
+        trained.close()
+
+
 def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     with pytest.raises(DivergedError, match=r"seed 0: policy 'shared', iteration \d"):

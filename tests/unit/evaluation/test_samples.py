@@ -22,7 +22,7 @@ from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST_FILE, RESULTS_FILE, open_results
 from marl_ray.evaluation.statistics import problem_bootstrap
 from marl_ray.evaluation.writing.samples import read_samples
-from marl_ray.stored_files.record_files import read_records
+from marl_ray.stored_files.record_files import read_bytes, read_records
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 PROBLEMS = str(FIXTURES / "humaneval.jsonl")
@@ -338,3 +338,8 @@ def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
     assert report["scores"]["official"]["pass@1"]["value"] == 0.25
     assert report["scores"]["official base"]["pass@1"]["value"] == 0.5
     assert report["problems"]["b"]["passed"] == {"official": 0, "official base": 0}
+
+
+def test_the_home_of_nobody_is_a_file_that_cannot_be_read():
+    with pytest.raises(MarlRayError, match=r"^~nobody_of_this_name/x\.jsonl: cannot be read: No such file"):
+        read_bytes("~nobody_of_this_name/x.jsonl")

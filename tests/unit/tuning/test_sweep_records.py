@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 from toy_runs.sweeps import finished_sweep
 
+from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, find_entry, list_stored
 from marl_ray.stored_files import appended_file as files
@@ -20,7 +21,7 @@ from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning import records_file
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.lookup import find_sweep, winner_of
-from marl_ray.tuning.records import SweepRecords, TrialRecord
+from marl_ray.tuning.records import SweepRecords, TrialRecord, median_seed
 from marl_ray.tuning.records_file import CHANGES_FILE, RecordsFile, load_records
 
 STORAGES = pytest.mark.parametrize("remote", [False, True], ids=["local", "object store"])
@@ -166,3 +167,9 @@ def test_records_of_another_format_are_refused_by_name(tmp_path):
     ):
         with pytest.raises(MarlRayError, match=f"^{re.escape(error)}$"):
             read()
+
+
+@pytest.mark.parametrize(("mode", "seed"), [("max", 0), ("min", 1)])
+def test_a_seed_without_a_value_is_the_worst_of_all(mode, seed):
+    rows = [{"seed-0/loss": 1.0, "seed-1/loss": 2.0}]
+    assert median_seed(rows, [0, 1, 2], MetricConfig(name="loss", mode=mode)) == seed

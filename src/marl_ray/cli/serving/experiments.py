@@ -51,9 +51,9 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> N
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """Show an experiment's state, traffic, outcomes and decisions."""
-    from marl_ray.serving.administration.requests import report_lines, request_json
+    from marl_ray.serving.administration.requests import experiment_path, report_lines, request_json
 
-    report = request_json(url, f"/v1/experiments/{name}")
+    report = request_json(url, experiment_path(name))
     show(as_json, report, report_lines(report))
 
 
@@ -80,14 +80,14 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     """Show every change of an experiment: when, by whom, why."""
     from datetime import UTC, datetime
 
-    from marl_ray.serving.administration.requests import request_json
+    from marl_ray.serving.administration.requests import experiment_path, request_json
 
     def entry_line(entry: JsonObject) -> str:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
         arm = f" {entry['arm']}" if entry["arm"] else ""
         return f"{at}  epoch {entry['epoch']:<4} {entry['action']}{arm}  by {entry['actor']}: {entry['reason']}"
 
-    entries = request_json(url, f"/v1/experiments/{name}/audit")["audit"]
+    entries = request_json(url, experiment_path(name, "audit"))["audit"]
     show(as_json, entries, map(entry_line, entries))
 
 
@@ -144,10 +144,10 @@ def _add_change_command(action: str, text: str) -> None:
         url: GatewayUrl = LOCAL_GATEWAY,
         as_json: Json = False,
     ) -> None:
-        from marl_ray.serving.administration.requests import request_json
+        from marl_ray.serving.administration.requests import experiment_path, request_json
 
         body = {"reason": reason} | ({"arm": arm} if arm else {})
-        report = request_json(url, f"/v1/experiments/{name}/{action}", body)
+        report = request_json(url, experiment_path(name, action), body)
         show(as_json, report, [f"{name}: {report['status']}, epoch {report['epoch']}"])
 
 

@@ -7,7 +7,7 @@ also wants the program to have ended well.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,28 +20,21 @@ from marl_ray.evaluation.benchmarks.base import (
     Mode,
     ModelAnswer,
     Problem,
-    SampleVerdict,
     Unused,
     Verdicts,
     unique_problems,
 )
+from marl_ray.evaluation.benchmarks.code_tests import MIN_MEMORY_BYTES, WALL_FACTOR, run_stdio
 from marl_ray.rewards.code import StdioTest
-from marl_ray.rewards.outputs import outputs_match
-from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.sandbox import Pool
 from marl_ray.stored_files.record_files import FileRow, read_record
 
 PYTHON3_NUMBER = 3
 """Number of Python 3 among the languages of the data; 1 is Python 2."""
 MAX_REFERENCES = 3
 """Number of a problem's Python 3 solutions that are tried before the problem is left out."""
-MIN_MEMORY_BYTES = 1 << 30
-"""Minimum address space of a program, our own choice: Python with numpy needs more than some problems allow."""
 EXTRA_MEMORY_BYTES = 32 << 20
 """Address space beyond a problem's limit, for the interpreter: as `CreateSandboxWithFds` of tester_sandboxer.cc has it."""
-WALL_FACTOR = 3.0
-"""Ratio of the wall-clock limit to the CPU limit. The official 30 turns ten CPU seconds into five minutes of sleep."""
-MIN_OUTPUT_BYTES = 1 << 20
-"""Bytes that a program may write to stdout where twice the expected output is less, our own choice."""
 
 
 class Tests(BaseModel):
@@ -114,30 +107,6 @@ class ContestProblem(Problem):
         """Run tests until one has failed in every mode asked for."""
         verdicts = run_stdio(pool, source.text, self.tests, timeout_s, self.memory_bytes)
         return {mode: verdicts[mode] for mode in modes}
-
-
-def run_stdio(
-    pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MIN_MEMORY_BYTES
-) -> dict[Mode, SampleVerdict]:
-    """Return the verdicts of both modes. `timeout_s` is the CPU time of one test."""
-    limits = Limits(cpu_s=timeout_s, wall_s=WALL_FACTOR * timeout_s, memory_bytes=memory_bytes)
-    failed: dict[Mode, str] = {}
-    wall_s = cpu_s = 0.0
-    level = ""
-    for number, test in enumerate(tests, 1):
-        output_bytes = max(MIN_OUTPUT_BYTES, 2 * len(test.stdout))
-        done = pool.run(program, stdin=test.stdin, limits=replace(limits, output_bytes=output_bytes))
-        wall_s, cpu_s, level = wall_s + done.wall_s, cpu_s + done.cpu_s, done.level.name.lower()
-        ended, matches = done.status is Status.OK, outputs_match(done.stdout, test.stdout)
-        outcome = "wrong output" if ended else str(done.status)
-        if not matches:
-            failed.setdefault("official", f"test {number} of {len(tests)}: {outcome}")
-        if not matches or not ended:
-            failed.setdefault("hardened", f"test {number} of {len(tests)}: {outcome}")
-        if "official" in failed:
-            break
-    modes: tuple[Mode, Mode] = ("official", "hardened")
-    return {mode: SampleVerdict(mode not in failed, failed.get(mode, "passed"), wall_s, cpu_s, level) for mode in modes}
 
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:

@@ -23,8 +23,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Verdicts,
     unique_problems,
 )
-from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
-from marl_ray.evaluation.benchmarks.functions import score_function
+from marl_ray.evaluation.benchmarks.code_tests import WALL_FACTOR, run_stdio, score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 from marl_ray.sandbox import Pool
 from marl_ray.stored_files.record_files import FileRow, read_record

@@ -25,7 +25,7 @@ from marl_ray.evaluation.benchmarks.base import (
     parse_python,
     unique_problems,
 )
-from marl_ray.evaluation.benchmarks.functions import score_function
+from marl_ray.evaluation.benchmarks.code_tests import score_function
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Pool
 from marl_ray.stored_files.record_files import FileRow, read_record

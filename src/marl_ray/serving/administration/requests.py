@@ -1,11 +1,13 @@
 """Requests of people to a gateway over HTTP, to read and change its experiments."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 
 import httpx
 
+from marl_ray.config.base import NAME_PATTERN, PATTERNS
 from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
@@ -34,6 +36,16 @@ def request_json(url: str, path: str, body: JsonObject | None = None) -> JsonObj
     remedy = f" (--url or {GATEWAY_VARIABLE} names another address)"
     with DeadlineClient(base_url=gateway_url(url, remedy), timeout=REQUEST_S, headers=key_headers()) as client:
         return request_json_with(client, path, body, remedy)
+
+
+def experiment_path(name: str, *parts: str) -> str:
+    """Return the path of an experiment, or of a part of it such as `audit`.
+
+    Raises MarlRayError for a text that can be no experiment's name, such as an empty one.
+    """
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        raise MarlRayError(f"experiment {name!r}: {PATTERNS[NAME_PATTERN]}")
+    return "/".join(("/v1/experiments", name, *parts))
 
 
 def gateway_url(url: str, remedy: str = "") -> httpx.URL:
@@ -136,7 +148,7 @@ def deploy_bundle(
         return request_json(
             url, "/v1/experiments", {"name": endpoint, "arms": {"production": arm}} | options | {"reason": reason}
         )
-    current = request_json(url, f"/v1/experiments/{earlier['experiments'][0]}")
+    current = request_json(url, experiment_path(earlier["experiments"][0]))
     production = _production_arm(url, earlier["production"])
     if allow_rolled_back and "bundle" in production:  # it serves now, whatever became of its weights elsewhere
         production["allow_rolled_back"] = True
@@ -151,7 +163,7 @@ def deploy_bundle(
 
 def _production_arm(url: str, production: JsonObject) -> JsonObject:
     """Return the bundle that serves an endpoint, as an arm of the next experiment."""
-    config = request_json(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
+    config = request_json(url, experiment_path(production["experiment"]))["config"]["arms"][production["arm"]]
     if config["url"] is None:
         return {"bundle": production["bundle"]}
     return {name: config[name] for name in ("url", "model", "api_key_env", "deadline_s", "price")}
@@ -188,7 +200,7 @@ def report_lines(report: JsonObject) -> list[str]:
 def watch(url: str, name: str) -> Iterator[JsonObject]:
     """Yield the experiment's report again and again, until it is over."""
     while True:
-        report = request_json(url, f"/v1/experiments/{name}")
+        report = request_json(url, experiment_path(name))
         yield report
         if report["status"] in FINAL_STATUSES:
             return

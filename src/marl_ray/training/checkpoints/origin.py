@@ -6,6 +6,7 @@ frozen policies may differ.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ def source_of(config: RunConfig) -> str | None:
     if "://" in resume_from:
         folder = resume_from.rstrip("/")
     elif "/" in resume_from:
-        folder = str(Path(resume_from).expanduser().resolve())
+        folder = str(Path(os.path.expanduser(resume_from)).resolve())
     else:
         folder = f"{storage_of(config).rstrip('/')}/{resume_from}"
     try:

@@ -90,8 +90,9 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 def format_number(value: float) -> str:
     """Return a number in four digits, or in thousands and millions where it is a large whole one."""
+    shown = float(f"{value:.4g}")  # which decides the unit: 9999.6 is 10k
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
+        if abs(shown) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
             return f"{value / size:.4g}{unit}".replace("-", MINUS)
     return f"{0.0 if abs(value) < 1e-12 else value:.4g}".replace("-", MINUS)
 

@@ -41,6 +41,8 @@ LATER_METRICS = ("return", "episode_", "within_budget", "score", "env/", "eval/"
 """Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
 EVALUATED_METRICS = ("eval/", "best/", "benchmark/")
 """Prefixes of metrics that rows hold for every seed, beside the metrics that judge the sweep."""
+BEST_METRICS = "best/"
+"""Beginning of the metrics that a run reports only where an evaluation is better than all before."""
 
 
 class TrialSeeds:
@@ -126,8 +128,11 @@ class TrialSeeds:
         self.has_begun = True
         for run in self.runs.values():
             run.imitate()
-        if not all(self._run_seed(seed, run.begin) for seed, run in self.runs.items()):
+        rows = {seed: self._run_seed(seed, run.begin) for seed, run in self.runs.items()}
+        if not all(rows.values()):
             return {}
+        for seed, row in rows.items():
+            self._note_best(seed, row)
         return self._row()
 
     def step(self, until: int | None = None) -> Metrics:
@@ -169,6 +174,12 @@ class TrialSeeds:
         if objectives is not None:
             combined |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
         return combined
+
+    def _note_best(self, seed: int, row: Metrics) -> None:
+        """Note the values of the first weights, which stay the best ones if no later evaluation is better."""
+        for metric, values in zip(self.metrics, self.recent[seed], strict=True):
+            if metric.name.startswith(BEST_METRICS) and metric.name in row:
+                values.append(row[metric.name])
 
     def _note_values(self, seed: int, row: Metrics) -> None:
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):

@@ -73,8 +73,9 @@ def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None], say: Calla
     ended = (run_in_workers if leg.has_worker_group else _run_in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
-        metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))
-        raise never_reported_error(metric, {key for row in writer.rows for key in row})
+        reported = {key for row in writer.rows for key in row}
+        metric = next((m["name"] for m in leg.metrics if m["name"] not in reported), leg.metrics[0]["name"])
+        raise never_reported_error(metric, reported)
     status = "finished" if done else "waiting"
     return {"status": status, "error": "", "objectives": objectives}
 

@@ -12,7 +12,7 @@ from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.administration import requests
-from marl_ray.serving.administration.requests import request_json
+from marl_ray.serving.administration.requests import experiment_path, request_json
 
 
 def test_what_a_second_terminal_needs_is_printed_for_pasting():
@@ -93,3 +93,19 @@ def test_an_answer_that_is_no_gateways_is_told_in_one_line(text):
     with serving_http(OtherServer) as url, pytest.raises(MarlRayError) as caught:
         request_json(url, "/v1/endpoints")
     assert str(caught.value) == f"gateway {url}/v1/endpoints: expected a JSON object, got {' '.join(text.split())!r}"
+
+
+@pytest.mark.parametrize("name", ["", "x/audit", "a\tb", "..", "a b", "n" * 101])
+def test_a_text_that_is_no_name_of_an_experiment_asks_no_gateway(name, monkeypatch):
+    words = "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters"
+    with pytest.raises(MarlRayError) as refused:
+        experiment_path(name, "audit")
+    assert str(refused.value) == f"experiment {name!r}: {words}"
+    monkeypatch.setenv("MARL_RAY_API_KEY", "k")
+    with Client("http://127.0.0.1:9") as client, pytest.raises(MarlRayError, match=r"^experiment "):
+        client.experiment(name)
+
+
+def test_the_path_of_an_experiment_has_its_parts():
+    assert experiment_path("gridworld-2") == "/v1/experiments/gridworld-2"
+    assert experiment_path("gridworld-2", "audit") == "/v1/experiments/gridworld-2/audit"

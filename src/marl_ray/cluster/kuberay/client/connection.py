@@ -170,7 +170,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
     """
     chosen_path = kubeconfig or os.environ.get("KUBECONFIG")  # the package reads the variable only once, at import
     path = chosen_path or "~/.kube/config"
-    if not (chosen_path or context or Path(path).expanduser().exists()):
+    if not (chosen_path or context or Path(os.path.expanduser(path)).exists()):
         return _connect_by_pod(namespace)
     configuration = client.Configuration()
     try:
