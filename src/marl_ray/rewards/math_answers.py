@@ -135,22 +135,24 @@ def _are_same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
     left, right = _read_quantity(answer), _read_quantity(expected)
     if left and right:
         return _is_near(left[0], right[0], tolerance) and (not left[1] or not right[1] or left[1] == right[1])
-    answer_items, expected_group = _read_items(answer), _read_items(expected)
-    name, value = _name_and_value(answer) if answer_items is None else ("", answer)
+    answer_group = _read_items(answer)
+    expected_group = _read_items(expected)
+    name, value = _name_and_value(answer) if answer_group is None else ("", answer)
     expected_name, expected_value = _name_and_value(expected) if expected_group is None else ("", expected)
     if name or expected_name:
         return name in ("", expected_name or name) and _are_same(value, expected_value, tolerance, depth + 1)
-    if answer_items is None or expected_group is None or answer_items[0] != expected_group[0]:
+    if answer_group is None or expected_group is None or answer_group[0] != expected_group[0]:
         return False
 
     def same(left: str, right: str) -> bool:
         return _are_same(left, right, tolerance, depth + 1)
 
-    items_of_answer, expected_items = answer_items[1], expected_group[1]
-    if answer_items[0] in ("(", "[", "()", "[]", "(]", "[)"):
-        return len(items_of_answer) == len(expected_items) and all(map(same, items_of_answer, expected_items))
+    bracket, answer_items = answer_group
+    expected_items = expected_group[1]
+    if bracket in ("(", "[", "()", "[]", "(]", "[)"):
+        return len(answer_items) == len(expected_items) and all(map(same, answer_items, expected_items))
     unmatched = list(expected_items)
-    for item in items_of_answer:
+    for item in answer_items:
         place = next((index for index, other in enumerate(unmatched) if same(item, other)), None)
         if place is None:
             return False
@@ -162,10 +164,10 @@ def _squeeze_spaces(text: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", text).casefold()
 
 
-def _is_near(value: Fraction, right: Fraction, tolerance: float) -> bool:
-    if right.denominator == 1:
-        return value == right
-    return abs(value - right) <= Fraction(tolerance) * abs(right)
+def _is_near(value: Fraction, expected: Fraction, tolerance: float) -> bool:
+    if expected.denominator == 1:
+        return value == expected
+    return abs(value - expected) <= Fraction(tolerance) * abs(expected)
 
 
 def _read_quantity(text: str) -> tuple[Fraction, str] | None:

@@ -145,10 +145,9 @@ class Service:
     def close(self) -> None:
         """Write what is queued and close the store.
 
-        For each part that hangs, this waits that part's CLOSE_S seconds, and then goes on: 5 for each of the follower's
-        two threads, 2 for the webhook, 20 for each of the two threads of exposures and of acts, 10 for each text arm,
-        10 for lookups, and 20 each for the failures of sessions and for changes. The last write of exposures waits
-        WRITING_S seconds for a hung one. Whatever a part raises, those after it are closed before it is raised here.
+        For each part that hangs, this waits the CLOSE_S seconds of that part's module, for each of its threads, and then
+        goes on; the last write of exposures waits WRITING_S of theirs. Whatever a part raises, those after it are closed
+        before it is raised here.
         """
         parts = [
             self.follower.close,

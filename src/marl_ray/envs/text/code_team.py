@@ -157,15 +157,15 @@ class CodeTeam(TextEnv):
             raise MarlRayError(f"task {task.task_id}: reference: expected one, for demonstrations")
         draw = random.Random(f"{seed} {index}")
         # Without public tests nobody notices a mistake, and every episode has all its programs.
-        noticed = env.turns > 1 and bool(task.code.public)
-        changed = mutants(task.code.reference) if noticed and draw.random() < env.mistakes else []
-        least = 1 if noticed else env.turns
-        plain = [None] * _REFERENCE_TRIES  # also where no test noticed the mistake
-        for mistake in [draw.choice(changed), *plain] if changed else plain:
+        is_noticed = env.turns > 1 and bool(task.code.public)
+        mistakes = mutants(task.code.reference) if is_noticed and draw.random() < env.mistakes else []
+        programs_without_mistake = 1 if is_noticed else env.turns
+        no_mistake = [None] * _REFERENCE_TRIES  # also where no test noticed the mistake
+        for mistake in [draw.choice(mistakes), *no_mistake] if mistakes else no_mistake:
             env.reset(options={"index": index})
             turns = env._play_experts(mistake)  # noqa: SLF001  a copy of itself
             written = sum(turn.agent == GENERATOR for turn in turns)
-            if env.checked.hidden == 1 and written == (2 if mistake else least):
+            if env.checked.hidden == 1 and written == (2 if mistake else programs_without_mistake):
                 return turns
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env.checked.report})")
 

@@ -48,7 +48,7 @@ ClosablePart = TypeVar("ClosablePart", bound=Closable)
 
 
 class _UnfinishedRun(contextlib.ExitStack):
-    """Closes the parts that were made until one could not be, the last first; what closing raises is not raised."""
+    """Closes the parts of a run that cannot be built, the newest first. Errors of closing are dropped."""
 
     def keep(self, part: ClosablePart) -> ClosablePart:
         """Return a part that was just made."""
@@ -75,11 +75,11 @@ def build_run(
     """
     torch.set_num_threads(config.resources.threads_per_worker)
     with _UnfinishedRun() as unfinished:
-        # It may read a file of tasks.
+        # An environment may read a file of tasks, which may fail on one worker alone; all workers raise the error then.
         env = run_on_all_workers(lambda: unfinished.keep(make_env(config.env, config.constraints)))
         callbacks.phase(run_family(config).BUILDING)
         team = _build_team(config, env, device, engine_of)
-        if dist.get_world_size() == 1:  # for the reason that `Run.abandon` gives
+        if dist.get_world_size() == 1:  # else other workers may sample from its engines, see `Run.abandon`
             unfinished.keep(team)
         _limit_passes(team, start, callbacks)
         torch_reasons = TorchReasons(config, device, callbacks.say)

@@ -152,7 +152,8 @@ def draw_curve_chart(
         return round(bottom - (bottom - top) * (value - low) / (high - low), 1)
 
     def line(name: str, curve: Stroke) -> CurveLine:
-        edges = [(x(at), y(low), y(high)) for at, low, high in zip(curve.steps, curve.low, curve.high, strict=True)]
+        bounds = zip(curve.steps, curve.low, curve.high, strict=True)
+        edges = [(x(at), y(lower), y(upper)) for at, lower, upper in bounds]
         return CurveLine(
             name,
             line_path((x(at), y(value)) for at, value in zip(curve.steps, curve.middle, strict=True)),

@@ -59,7 +59,7 @@ class SweepLegs:
                 return step
             if isinstance(step, TrialRecord) and not self.refuse_unfit(step):
                 leg = self._begin_leg(step)
-                # Else another configuration could find the files of this one.
+                # A driver that is killed must find the record: a new trial would get its number, and so find its files.
                 self.saved.save(step, durable=True)
                 return leg
 
