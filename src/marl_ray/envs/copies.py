@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
+from marl_ray.closing import close_all
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_positions
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
@@ -213,9 +214,7 @@ class EnvLoop(EnvBatch):
 
     @override
     def close(self) -> None:
-        with ExitStack() as copies:  # one that fails leaves no other open
-            for env in self.envs:
-                copies.callback(env.close)
+        close_all(env.close for env in self.envs)
 
     def _to_env_actions(self, g: int, actions: np.ndarray) -> Any:
         """Return the actions as environments take them.

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from prometheus_client.core import Metric
 
+from marl_ray.closing import close_all
 from marl_ray.config import GatewayConfig
 from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side, shut_down
 from marl_ray.errors import MarlRayError
@@ -149,21 +150,20 @@ class Service:
         goes on; the last write of exposures waits WRITING_S of theirs. Whatever a part raises, those after it are closed
         before it is raised here.
         """
-        parts = [
-            self.follower.close,
-            *([] if self.webhook is None else [self.webhook.close]),
-            self._write_unit_reports,
-            self.exposures.close,
-            *([] if self.acts is None else [self.acts.close]),
-            self._close_arms,
-            self.shared_reads.close,
-            self.assigner.close,
-            self._end_changes,
-            self.stores.close,
-        ]
-        with ExitStack() as closing:
-            for close_part in reversed(parts):  # a stack runs the last of its callbacks first
-                closing.callback(close_part)
+        close_all(
+            [
+                self.follower.close,
+                *([] if self.webhook is None else [self.webhook.close]),
+                self._write_unit_reports,
+                self.exposures.close,
+                *([] if self.acts is None else [self.acts.close]),
+                self._close_arms,
+                self.shared_reads.close,
+                self.assigner.close,
+                self._end_changes,
+                self.stores.close,
+            ]
+        )
 
     def _write_unit_reports(self) -> None:
         """Write the failures and costs of sessions that are still in memory; log it if they are lost."""
@@ -176,9 +176,7 @@ class Service:
 
     def _close_arms(self) -> None:
         """Close the arms of all experiments."""
-        with ExitStack() as closing:
-            for router in self.endpoints.routers.values():
-                closing.callback(router.arms.close)
+        close_all(router.arms.close for router in self.endpoints.routers.values())
 
     def _end_changes(self) -> None:
         """Wait for the changes of experiments that are under way; log it if one hangs."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from marl_ray.closing import close_all
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, group_positions
 from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, price_action, step_copies
@@ -84,9 +85,7 @@ class GridworldBatch(EnvBatch):
 
     @override
     def close(self) -> None:
-        with ExitStack() as copies:  # one that fails leaves no other open
-            for env in self.envs:
-                copies.callback(env.close)
+        close_all(env.close for env in self.envs)
 
     def _play(self, copies: np.ndarray) -> BatchStep:
         """Play one step of `copies` by `moves`."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_ray.closing import close_all
 from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side
 from marl_ray.envs.batch import group_positions
@@ -118,9 +119,7 @@ class TextCollector:
 
     def close(self) -> None:
         """Close the environment copies, also behind one that fails."""
-        with ExitStack() as cleanup:
-            for copy in self.copies:
-                cleanup.callback(copy.env.close)
+        close_all(copy.env.close for copy in self.copies)
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Play one episode of every copy.

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import torch
 from pettingzoo import ParallelEnv
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.closing import close_all
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.agreement import run_on_all_workers
@@ -108,6 +108,4 @@ class Team(ABC):
 
     def close(self) -> None:
         """End the engines, all of them also where one raises an error."""
-        with ExitStack() as ends:
-            for engine in self.engines.values():
-                ends.callback(engine.close)
+        close_all(engine.close for engine in self.engines.values())

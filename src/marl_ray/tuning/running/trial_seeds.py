@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from marl_ray.closing import close_all
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
@@ -179,18 +180,14 @@ class TrialSeeds:
         """Note the values of the first weights, which stay the best ones if no later evaluation is better."""
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
             if metric.name.startswith(BEST_METRICS) and metric.name in row:
-                values.append(row[metric.name])
+                _note_value(seed, metric, row, values)
 
     def _note_values(self, seed: int, row: Metrics) -> None:
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
-            value = row.get(metric.name)
-            if value is None:
-                if not metric.name.startswith(LATER_METRICS):
-                    raise never_reported_error(metric.name, self.reported)
-            elif not math.isfinite(value):
-                raise DivergedError(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
-            else:
-                values.append(value)
+            if metric.name in row:
+                _note_value(seed, metric, row, values)
+            elif not metric.name.startswith(LATER_METRICS):
+                raise never_reported_error(metric.name, self.reported)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES_FILE."""
@@ -204,9 +201,7 @@ class TrialSeeds:
 
     def close(self) -> None:
         """Close the runs of all seeds, all also where one raises an error; every worker calls it."""
-        with ExitStack() as ends:
-            for run in self.runs.values():
-                ends.callback(run.close)
+        close_all(run.close for run in self.runs.values())
 
     def abandon(self) -> None:
         """Close the runs of all seeds after an error; raise nothing."""
@@ -222,6 +217,14 @@ class TrialSeeds:
             self.abandon()
             raise
         self.close()
+
+
+def _note_value(seed: int, metric: MetricConfig, row: Metrics, values: deque[float]) -> None:
+    """Add the row's value of a metric to the seed's. Raises DivergedError if it is not finite."""
+    value = row[metric.name]
+    if not math.isfinite(value):
+        raise DivergedError(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
+    values.append(value)
 
 
 def _read_objectives(path: Path) -> JsonObject:

@@ -4,8 +4,8 @@ A request takes this value once and is answered by it to its end, because a thre
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 
+from marl_ray.closing import close_all
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.policies.bundles.actor_critic import ActorCriticBundle
@@ -98,6 +98,4 @@ class LoadedArms(Mapping[str, Arm | TextArm]):
 
     def close(self) -> None:
         """Release what the arms hold in this process."""
-        with ExitStack() as closing:  # one that fails leaves no other open
-            for arm in self._arms.values():
-                closing.callback(arm.close)
+        close_all(arm.close for arm in self._arms.values())
