@@ -76,6 +76,11 @@ class AssignmentState:
         return self.status in FINAL_STATUSES
 
     @property
+    def assigning_arms(self) -> frozenset[str]:
+        """The control, and the arms that new units are assigned to."""
+        return frozenset({self.control, *(arm for arm, weight in self.weights.items() if weight > 0)})
+
+    @property
     def production(self) -> str:
         """The arm that answers units outside of the experiment: the promoted winner, else the control."""
         if self.status is not ExperimentStatus.PROMOTED:

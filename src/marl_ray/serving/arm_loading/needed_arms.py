@@ -41,6 +41,6 @@ def needed_arms(
         if state.status in OPEN_STATUSES or now - over < DRAIN_S:
             arms = set(state.weights) - (state.rolled_back if state.on_rollback == "cut" else frozenset())
         elif newest.get(state.endpoint) is state:
-            arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
+            arms = set(state.assigning_arms)
         arms_of[name] = frozenset(arms)
     return arms_of

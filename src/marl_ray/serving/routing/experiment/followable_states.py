@@ -12,8 +12,7 @@ from marl_ray.experiments.store.records import AssignmentState
 
 def unknown_arms(arms: AbstractSet[str], state: AssignmentState) -> frozenset[str]:
     """Return the arms by which a state assigns, its control among them, that are not among a config's `arms`."""
-    assigning = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
-    return frozenset(assigning - arms)
+    return state.assigning_arms - arms
 
 
 def followable_state(arms: AbstractSet[str], present: AssignmentState, state: AssignmentState) -> AssignmentState:
