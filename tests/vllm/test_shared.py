@@ -90,10 +90,14 @@ def check_scores(bundle: str, request: TextRequest, pieces: list[ResponseChunk])
 
 
 def test_two_adapters_stream_out_of_the_same_steps_of_one_process(arms, bundles, monkeypatch):
-    process, ask, steps = process_of(arms["one"]), process_of(arms["one"]).ask, []
+    process, ask, steps, added = process_of(arms["one"]), process_of(arms["one"]).ask, [], []
 
     def recorded(method, *arguments, **more):
+        if method == "step" and len(added) < 8:
+            return []  # a short response would end before a late one begins
         answer = ask(method, *arguments, **more)
+        if method == "add":
+            added.extend(*arguments)
         if method == "step":
             steps.append([token.version for token in answer])
         return answer
