@@ -206,6 +206,20 @@ def test_the_first_weights_count_where_no_later_ones_are_better(tmp_path):
         trained.close()
 
 
+def test_a_trial_adds_scores_to_its_own_rows_alone_and_keeps_them_in_its_checkpoints(tmp_path):
+    with process_group():
+        trained = TrialSeeds(seeds(2, "evaluation.every=0"), RETURN, torch.device("cpu"), None)
+        while "score" not in (row := trained.step()):
+            continue
+        assert all("score" not in run.state.metrics for run in trained.runs.values())
+        trained.save(tmp_path)
+        continued = TrialSeeds(seeds(2, "evaluation.every=0"), RETURN, torch.device("cpu"), tmp_path)
+        assert continued.rows == trained.rows
+        assert row["score"] == iqm(np.array([seed_row["score"] for seed_row in continued.rows.values()]))
+        trained.close()
+        continued.close()
+
+
 def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     with pytest.raises(DivergedError, match=r"seed 0: policy 'shared', iteration \d"):

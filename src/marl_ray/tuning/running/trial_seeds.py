@@ -37,7 +37,7 @@ from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.running.trial_files import is_takeover
 
 OBJECTIVES_FILE = "objectives.json"
-"""The file of a checkpoint with the recent values of the metrics, which the objectives are means of."""
+"""The file of a checkpoint with each seed's last row and recent values of the metrics, whose means the objectives are."""
 LATER_METRICS = ("return", "episode_", "within_budget", "score", "env/", "eval/", "best/", "benchmark/")
 """Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
 EVALUATED_METRICS = ("eval/", "best/", "benchmark/")
@@ -65,7 +65,7 @@ class TrialSeeds:
         """
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
-        state = (
+        saved_state = (
             {} if resume_from is None else run_on_all_workers(lambda: _read_objectives(resume_from / OBJECTIVES_FILE))
         )
         with ExitStack() as unfinished:
@@ -75,15 +75,18 @@ class TrialSeeds:
                 start = RunStart(places, own_hyper=own_hyper, pass_sizes=pass_sizes or {})
                 self.runs[config.seed] = build_run(config, device, start)
             unfinished.pop_all()
-        self.iteration: int = state.get("iteration", 0)
-        saved = state.get("recent", {})
+        self.iteration: int = saved_state.get("iteration", 0)
+        values = saved_state.get("recent", {})
         self.recent = {
             seed: [
                 deque(old, metric.window)
-                for metric, old in zip(metrics, saved.get(str(seed), [()] * len(metrics)), strict=True)
+                for metric, old in zip(metrics, values.get(str(seed), [()] * len(metrics)), strict=True)
             ]
             for seed in self.runs
         }
+        rows = saved_state.get("rows", {})
+        self.rows: dict[int, Metrics] = {seed: rows.get(str(seed), {}) for seed in self.runs}
+        """Seed -> the metrics of its last iteration, and the score that the weights had then, if it was known."""
         self.checkpoint_every = configs[0].checkpoint.every
         self.has_begun = resume_from is not None
         """True if `begin` was called, here or before `save` wrote the folder that the runs continue from."""
@@ -129,11 +132,12 @@ class TrialSeeds:
         self.has_begun = True
         for run in self.runs.values():
             run.imitate()
-        rows = {seed: self._run_seed(seed, run.begin) for seed, run in self.runs.items()}
-        if not all(rows.values()):
+        for seed, run in self.runs.items():
+            self._run_seed(seed, run.begin)
+        if not all(self.rows.values()):
             return {}
-        for seed, row in rows.items():
-            self._note_best(seed, row)
+        for seed in self.runs:
+            self._note_best(seed)
         return self._row()
 
     def step(self, until: int | None = None) -> Metrics:
@@ -145,30 +149,28 @@ class TrialSeeds:
         for seed, run in self.runs.items():
             if run.done:
                 continue
-            row = self._run_seed(seed, partial(run.step, until))
-            self._note_values(seed, row)
+            self._run_seed(seed, partial(run.step, until))
+            self._note_values(seed)
         self.iteration += 1
         return self._row()
 
-    def _run_seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
-        """Run an action of one seed and return its row, with its score."""
-        run = self.runs[seed]
+    def _run_seed(self, seed: int, action: Callable[[], Metrics]) -> None:
+        """Run an action of one seed, which returns its metrics, and keep them with the score as the seed's row."""
         try:
-            row = action()
+            metrics = action()
         except DivergedError as error:
             raise DivergedError(f"seed {seed}: {error}") from error
-        score = run.evaluation.score()
-        row |= {"score": score} if row and score > UNKNOWN_SCORE else {}
-        self.reported |= set(row)
-        return row
+        score = self.runs[seed].evaluation.score()
+        self.rows[seed] = metrics | ({"score": score} if metrics and score > UNKNOWN_SCORE else {})
+        self.reported |= set(self.rows[seed])
 
     def _row(self) -> Metrics:
-        rows = {seed: run.state.metrics for seed, run in self.runs.items()}
-        shared = set.intersection(*(set(row) for row in rows.values()))
-        combined: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
+        """Combine the seeds' last rows in one, as `step` says."""
+        shared = set.intersection(*(set(row) for row in self.rows.values()))
+        combined: Metrics = {key: iqm(np.array([row[key] for row in self.rows.values()])) for key in sorted(shared)}
         combined |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
         names = {metric.name for metric in self.metrics}
-        for seed, row in rows.items():
+        for seed, row in self.rows.items():
             shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED_METRICS)}
             combined |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
         objectives = self.objectives()
@@ -176,13 +178,15 @@ class TrialSeeds:
             combined |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
         return combined
 
-    def _note_best(self, seed: int, row: Metrics) -> None:
+    def _note_best(self, seed: int) -> None:
         """Note the values of the first weights, which stay the best ones if no later evaluation is better."""
+        row = self.rows[seed]
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
             if metric.name.startswith(BEST_METRICS) and metric.name in row:
                 _note_value(seed, metric, row, values)
 
-    def _note_values(self, seed: int, row: Metrics) -> None:
+    def _note_values(self, seed: int) -> None:
+        row = self.rows[seed]
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
             if metric.name in row:
                 _note_value(seed, metric, row, values)
@@ -190,12 +194,13 @@ class TrialSeeds:
                 raise never_reported_error(metric.name, self.reported)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES_FILE."""
+        """Write a checkpoint of every seed to `seed-SEED`, and the rows and recent values to OBJECTIVES_FILE."""
         for seed, run in self.runs.items():
             run.save(local_stored_folder(folder / f"seed-{seed}"))
         for run in self.runs.values():
             run.saver.wait()
-        state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
+        recent = {seed: [list(values) for values in queues] for seed, queues in self.recent.items()}
+        state = {"iteration": self.iteration, "recent": recent, "rows": self.rows}
         if dist.get_rank() == 0:
             (folder / OBJECTIVES_FILE).write_text(json.dumps(state))
 
@@ -230,7 +235,7 @@ def _note_value(seed: int, metric: MetricConfig, row: Metrics, values: deque[flo
 def _read_objectives(path: Path) -> JsonObject:
     try:
         state: JsonObject = json.loads(path.read_text())
-        return {"iteration": state["iteration"], "recent": state["recent"]}
+        return {key: state[key] for key in ("iteration", "recent", "rows")}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UnreadableCheckpointError(f"{path} is damaged: {one_line(error)}") from None
 
