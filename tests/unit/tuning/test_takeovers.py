@@ -15,7 +15,7 @@ from marl_ray.tuning.search.plan import SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, TrialVerdicts
 
 VALUES = {"hyper.lr": 0.03}
-VERDICTS = TrialVerdicts(go=frozenset({1}), exploits={1: Exploit(0, VALUES)})
+VERDICTS = TrialVerdicts(continuing=frozenset({1}), exploits={1: Exploit(0, VALUES)})
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_trial_whose_folder_cannot_be_written_fails_with_the_reason_and_the_ot
     assert failures.keys() == {1} and lines == []
     assert failures[1].startswith("exploit of trial 0000: ") and "Not a directory" in failures[1]
     plan = SweepPlan(config, records)
-    plan.apply_verdicts(TrialVerdicts(go=frozenset({0, 1}), exploits=VERDICTS.exploits), failures)
+    plan.apply_verdicts(TrialVerdicts(continuing=frozenset({0, 1}), exploits=VERDICTS.exploits), failures)
     assert [(record.state, record.status) for record in records.trials] == [("running", ""), ("ended", "failed")]
     assert records.trials[1].error == failures[1] and records.trials[1].exploits == []
     assert [record.number for record in plan.take_changes()] == [1, 0]

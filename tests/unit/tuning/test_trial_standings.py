@@ -23,7 +23,7 @@ CONFIG = parse_config(
 
 def promote(trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
     """The verdicts of ASHA, with all trials ranked anew at every rung."""
-    go: set[int] = set()
+    continuing: set[int] = set()
     size = len(trials) + (more or 0)
     for rung in RUNGS:
         arrived = sorted((-trial.scores[rung], number) for number, trial in trials.items() if rung in trial.scores)
@@ -32,10 +32,10 @@ def promote(trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdi
             places = max(1, size // REDUCTION) - (size - len(arrived))
             size = max(1, size // REDUCTION)
         best = [trials[number] for _, number in arrived[: max(0, places)]]
-        go |= {trial.number for trial in best if trial.state == "waiting" and trial.at == rung}
+        continuing |= {trial.number for trial in best if trial.state == "waiting" and trial.at == rung}
     waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
-    idle = not go and more == 0 and all(trial.state != "running" for trial in trials.values())
-    return TrialVerdicts(frozenset(go), frozenset(waiting if idle else ()))
+    idle = not continuing and more == 0 and all(trial.state != "running" for trial in trials.values())
+    return TrialVerdicts(frozenset(continuing), frozenset(waiting if idle else ()))
 
 
 changes = st.tuples(

@@ -77,16 +77,16 @@ def _check_verdicts(config: SweepConfig) -> str | None:
     def decide_watched(trials: Any, more: int | None) -> Any:
         verdicts = decide(trials, more)
         waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
-        for what, numbers in (("go", verdicts.go), ("stop", verdicts.stop), ("exploits", verdicts.exploits)):
-            if others := set(numbers) - waiting:
+        for what in ("continuing", "stopping", "exploits"):
+            if others := set(getattr(verdicts, what)) - waiting:
                 faults.append(f"{what} has {sorted(others)}, which do not wait")
-        if both := verdicts.go & verdicts.stop:
-            faults.append(f"{sorted(both)} are in go and in stop")
+        if both := verdicts.continuing & verdicts.stopping:
+            faults.append(f"{sorted(both)} are in continuing and in stopping")
         for number, exploit in verdicts.exploits.items():
             if not config.scheduler.hands_weights:
                 faults.append("exploits, although hands_weights of Settings is False")
-            if exploit.donor not in trials or number not in verdicts.go:
-                faults.append(f"the exploit of {number} has no donor, or {number} is not in go")
+            if exploit.donor not in trials or number not in verdicts.continuing:
+                faults.append(f"the exploit of {number} has no donor, or {number} is not in continuing")
         return verdicts
 
     plan.scheduler.decide = decide_watched  # type: ignore[method-assign]

@@ -248,9 +248,9 @@ class SweepPlan:
             record.exploits.append({"at": at, "donor": exploit.donor, "values": dict(exploit.values)})
             record.values = dict(exploit.values)
             self._note_change(record)
-        for number in sorted(verdicts.stop):
+        for number in sorted(verdicts.stopping):
             self._end(self.records.trials[number], "stopped", "")
-        for number in sorted(verdicts.go & self.standings.waiting):
+        for number in sorted(verdicts.continuing & self.standings.waiting):
             record = self.records.trials[number]
             record.state = "running"
             self._note_change(record)

@@ -38,7 +38,7 @@ class AshaScheduler(Scheduler):
         `reduction` and n are those of the module's docstring. Once nothing runs and nothing can continue, those that wait
         are stopped.
         """
-        go: set[int] = set()
+        continuing: set[int] = set()
         size = len(trials) + (0 if more is None else more)
         for rung in self.rungs:
             count = trials.count_reached(rung)
@@ -46,6 +46,6 @@ class AshaScheduler(Scheduler):
             if more is not None:
                 places = max(1, size // self.config.reduction) - (size - count)
                 size = max(1, size // self.config.reduction)
-            go.update(trials.waiting_in_best(rung, places))
-        idle = not go and more == 0 and not trials.running
-        return TrialVerdicts(frozenset(go), frozenset(trials.waiting if idle else ()))
+            continuing.update(trials.waiting_in_best(rung, places))
+        idle = not continuing and more == 0 and not trials.running
+        return TrialVerdicts(frozenset(continuing), frozenset(trials.waiting if idle else ()))

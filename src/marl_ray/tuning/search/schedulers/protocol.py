@@ -118,10 +118,12 @@ class Exploit:
 class TrialVerdicts:
     """Decisions about waiting trials; a trial that is in none of them waits on."""
 
-    go: frozenset[int] = frozenset()
-    stop: frozenset[int] = frozenset()
+    continuing: frozenset[int] = frozenset()
+    """Numbers of the trials that train on to their next decision point."""
+    stopping: frozenset[int] = frozenset()
+    """Numbers of the trials that end here."""
     exploits: Mapping[int, Exploit] = field(default_factory=dict)
-    """Recipient -> its exploit; every recipient is also in `go`."""
+    """Recipient -> its exploit; every recipient is also in `continuing`."""
 
 
 class Scheduler(Protocol):
