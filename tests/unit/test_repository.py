@@ -140,7 +140,8 @@ def test_no_block_of_a_page_is_skipped_because_a_server_is_missing():
         workflow = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
         environment = workflow.get("env", {}) | workflow["jobs"][job].get("env", {})
         assert environment.get("REQUIRE_SERVERS") == "1", name
-        assert commands(name, job) == ["sudo make servers", "make docs-test"]
+        assert commands(name, job) == ["make docs-test"]
+        assert {"uses": "./.github/actions/prepare", "with": {"servers": True}} in workflow["jobs"][job]["steps"]
 
 
 def test_the_shards_of_the_night_run_every_test_once():
@@ -162,7 +163,7 @@ def test_the_night_asks_that_nine_tenths_of_the_lines_are_run():
     """By the command that the page shows, over all folders of tests; `--fail-under` of coverage has the number."""
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
     command = f'make coverage TESTS="{" ".join(folders)}" FLOOR=90'
-    assert commands("nightly.yml", "coverage") == ["sudo make servers", command]
+    assert commands("nightly.yml", "coverage") == [command]
     assert f"\n{command} " in (ROOT / "docs/development.md").read_text()
     dry = subprocess.run(["make", "-n", "coverage", "FLOOR=90"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "coverage report --sort=cover --fail-under=90 " in dry.stdout
