@@ -98,6 +98,17 @@ def test_the_tree_of_the_sources_names_what_is_there():
     assert [path for path in paths if not (ROOT / "src/marl_ray" / path).exists()] == []
 
 
+def test_both_maps_of_the_sources_name_every_part():
+    parts = {
+        path.name + "/" * path.is_dir()
+        for path in (ROOT / "src/marl_ray").iterdir()
+        if not path.name.startswith("__") and path.name != "py.typed"
+    }
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Where a line belongs\n")[2].partition("\n## ")[0]
+    drawn = {*tree_of_the_sources(), "style.css"}  # in the sentence beside drawing.py
+    assert sorted(parts - drawn) == [] == sorted(parts - set(re.findall(r"`([\w.]+/?)`", table)))
+
+
 def test_imports_point_downwards_in_the_tree_of_the_sources():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     modules = ["marl_ray." + path.removesuffix(".py").strip("/").replace("/", ".") for path in tree_of_the_sources()]
