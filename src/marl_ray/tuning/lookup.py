@@ -39,7 +39,11 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
     """
     folder, records = find_sweep(sweep, storage)
     if records.winner is None:
-        why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
+        why_not = {
+            "running": "it has not ended",
+            "interrupted": f"it was interrupted ({records.error})",
+            "failed": records.error,
+        }
         reason = why_not.get(records.status, "no trial has a result")
         raise MarlRayError(f"sweep {records.name!r} has no winner: {reason}; see {folder.uri}/{REPORT_FILE}")
     if not records.winner_model:

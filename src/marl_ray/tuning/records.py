@@ -23,10 +23,10 @@ class TrialRecord:
     state: str = "running"
     """`running` (until the next decision point), `waiting` (at a decision point) or `ended`."""
     status: str = ""
-    """Status of an ended trial: `finished`, `stopped`, `failed`, `lost`, `refused` or `cut`.
+    """Status of an ended trial: `finished`, `stopped`, `failed`, `lost`, `refused` or `interrupted`.
 
     The scheduler has stopped it (`stopped`); its process died too often (`lost`); the cluster cannot run it (`refused`); or
-    the budget ended it (`cut`), and it continues when the budget is raised.
+    the budget ended it (`interrupted`), and it continues when the budget is raised.
     """
     error: str = ""
     """One line that says why the trial failed, was lost or was refused."""
@@ -67,7 +67,7 @@ class SweepRecords:
     identity: JsonObject
     """The part of the config that must be equal to continue the sweep."""
     status: str = "running"
-    """`running` (also if its driver was killed), `finished`, `cut` (by the budget or a person) or `failed`."""
+    """`running` (also if its driver was killed), `finished`, `interrupted` (by the budget or a person) or `failed`."""
     error: str = ""
     seconds: float = 0.0
     """Wall time in seconds, over all times that the sweep ran."""
@@ -126,7 +126,7 @@ def end_reason(record: TrialRecord, records: SweepRecords) -> str:
         scores = [other.scores[at] for other in records.trials if at in other.scores]
         place = 1 + sum(score > record.scores[at] for score in scores)
         return f"{records.config['scheduler']['kind']}: place {place} of {len(scores)} at {at:,} steps"
-    if record.status == "cut":
+    if record.status == "interrupted":
         return "the sweep's budget was used up"
     return record.error
 

@@ -136,7 +136,7 @@ def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_i
     assert process.returncode == 130, printed
     assert "toy-sweep: interrupted; 0 of 1 trials have ended, the others' checkpoints are in " in printed
     records = find_sweep("toy-sweep", str(tmp_path))[1]
-    assert (records.status, records.trials[0].state) == ("cut", "running")
+    assert (records.status, records.trials[0].state) == ("interrupted", "running")
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     assert {run.info.status for run in client.search_runs(["1"])} == {"KILLED"}
 

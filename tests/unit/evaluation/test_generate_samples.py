@@ -71,7 +71,7 @@ def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(te
     writer = Writer(WritingRequest(policy=team), OWN)
     row = writer.rows([(problems()[0], 0)])[0]
     assert [agent for agent, _ in row["turns"]] == ["generator", "reviewer", "generator"]
-    assert row["solution"] == row["turns"][-1][1] and not row["cut"]
+    assert row["solution"] == row["turns"][-1][1] and not row["truncated"]
     alone = Writer(WritingRequest(policy=team, agent="generator"), OWN)
     first = alone.rows([(problems()[0], 0)])[0]
     assert first["solution"] == row["turns"][0][1] and "turns" not in first
@@ -101,7 +101,7 @@ def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path):
     )
     bundle = save(tmp_path / "b", {"generator": "g", "reviewer": "g"}, TEAM, context=length + 1 + 8)
     row = Writer(WritingRequest(policy=bundle), OWN).rows([(problem, 0)])[0]
-    assert row["cut"] and "turns" not in row and row["solution"]
+    assert row["truncated"] and "turns" not in row and row["solution"]
 
 
 def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it():

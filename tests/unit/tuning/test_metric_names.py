@@ -34,7 +34,7 @@ TWO = {"team": {"one": {"agents": ["worker_0"]}, "two": {"agents": ["worker_1"]}
         ("solver/rewrd", {}, "'solver/rewrd'; "),
         ("best/greedy_return", {}, "'best/greedy_return'; "),  # episodes that choose nothing are all sampled
         ("best/greedy", TEXTS, "'best/greedy'; "),
-        ("eval/cut", TEXTS, "'eval/cut'; "),
+        ("eval/truncated", TEXTS, "'eval/truncated'; "),
         ("eval/pass_at_3", TEXTS, "'eval/pass_at_3'; "),
         ("eval/return_low", {"evaluation": {"episodes": 1}}, "'eval/return_low'; "),
     ],
@@ -157,7 +157,7 @@ def test_a_metric_of_evaluations_is_refused_without_them(metric):
         "env/won",
         "best/env/won",
         "eval/greedy_return",
-        "best/cut",
+        "best/truncated",
     ],
 )
 def test_a_metric_that_a_run_may_report_is_accepted(metric):

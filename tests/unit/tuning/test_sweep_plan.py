@@ -298,11 +298,11 @@ def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys):
         assert all(resumed.records.trials[n].legs == snapshot.trials[n].legs for n in done)
 
 
-@pytest.mark.parametrize(("budget", "status"), [({"trials": 3}, "finished"), ({"steps": 2500}, "cut")])
+@pytest.mark.parametrize(("budget", "status"), [({"trials": 3}, "finished"), ({"steps": 2500}, "interrupted")])
 def test_a_budget_ends_the_sweep_and_a_bigger_one_goes_on(budget, status):
     bench = Bench(config_of(budget=budget), by_lr).run(slots=1)
     assert len(bench.records.trials) == 3
-    if status == "cut":
+    if status == "interrupted":
         assert bench.plan.used_up() == "budget.steps=2500"
     more = Bench(config_of(), by_lr, bench.records).run()
     assert more.statuses() == ["finished"] * 8
@@ -313,7 +313,7 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
     record = bench.next_trial()
     bench.plan.note_progress(record.number, {"steps": 600, "played": 600})
     bench.plan.note_leg_end(record.number, None, False, None)
-    assert record.status == "cut"
+    assert record.status == "interrupted"
     assert bench.next_trial() is Pause.END
     again = Bench(config_of(), by_lr, bench.records)
     assert again.next_trial().number == record.number

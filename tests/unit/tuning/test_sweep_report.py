@@ -218,7 +218,7 @@ def test_why_a_trial_did_not_train_to_its_end():
         f"median: place {3 - k} of 3 at 10 steps" for k in range(3)
     ]
     assert end_reason(TrialRecord(3, {}, status="failed", error="broken"), records) == "broken"
-    assert end_reason(TrialRecord(3, {}, status="cut"), records) == "the sweep's budget was used up"
+    assert end_reason(TrialRecord(3, {}, status="interrupted"), records) == "the sweep's budget was used up"
     assert end_reason(TrialRecord(3, {}, status="finished"), records) == ""
 
 
@@ -284,7 +284,7 @@ def test_a_winner_is_named_or_why_there_is_none(tmp_path):
         winner_of("unregistered", str(tmp_path))
     for status, error, reason in (
         ("running", "", "it has not ended"),
-        ("cut", "budget.hours=1 is used up", r"it was cut short \(budget.hours=1 is used up\)"),
+        ("interrupted", "budget.hours=1 is used up", r"it was interrupted \(budget.hours=1 is used up\)"),
         ("failed", "RuntimeError: x", "RuntimeError: x"),
         ("finished", "", "no trial has a result"),
     ):

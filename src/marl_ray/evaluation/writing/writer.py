@@ -246,7 +246,7 @@ class Writer:
             "tokens": conversation.tokens,
             "ended": conversation.ended,
             "shortened": conversation.shortened,
-            "cut": conversation.is_truncated,
+            "truncated": conversation.is_truncated,
         }
 
 

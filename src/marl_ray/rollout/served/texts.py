@@ -60,7 +60,7 @@ class ServedText:
     text: str
     """The text that the client got."""
     finish: str
-    """`stop`, `length`, or `cut` if it was broken off."""
+    """`stop`, `length`, or `broken_off` if it was broken off."""
     temperature: float | None
     """The temperature in force."""
     chosen_settings: frozenset[str]

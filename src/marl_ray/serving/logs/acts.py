@@ -107,7 +107,7 @@ class LoggedText(_UnitRecord):
     """The log-probability of each token at the temperature in force, before `top_k` and `top_p`; for a greedy text at
     the bundle's own temperature."""
     finish: str
-    """`stop`, `length`, or `cut` if it broke off because the client left or the arm failed; then the record has what was
+    """`stop`, `length`, or `broken_off` because the client left or the arm failed; then the record has what was
     sent."""
     seed: int
     settings: dict[str, object]

@@ -36,7 +36,7 @@ class CopiesPlayer(StartsPlayer):
         episodes = [episode for _, episode in sorted(all_played)]
         truncated = sum(episode.truncated for episode in episodes) / len(episodes)
         not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")
-        return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": truncated}, not_finite)
+        return PlayedStarts(episodes[:count], episodes[count:], 1, {"truncated": truncated}, not_finite)
 
     @override
     def close(self) -> None:

@@ -34,7 +34,7 @@ OUTBOX_FILE = "mlflow.jsonl"
 """File in the sweep's folder with all that MLflow is to get."""
 END_S = 30.0
 """Seconds that a sweep waits for its winner to be registered, and at its end for all other deliveries."""
-ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
+ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
 """Status of an ended trial -> the status of its run in MLflow; FAILED for all others."""
 MLFLOW_STATUSES = ("FINISHED", "FAILED", "KILLED")
 """Statuses that a trial's run in MLflow can end with."""

@@ -29,7 +29,7 @@ LINE_EVERY_S = 10.0
 """Seconds between two lines where there is no terminal, as in a job's log."""
 _OTHER_LINES = 8
 """Number of the terminal's lines that the table's rows cannot use."""
-_COLOURS = {"finished": "green", "stopped": "yellow", "cut": "yellow", "running": "cyan", "waiting": "blue"}
+_COLOURS = {"finished": "green", "stopped": "yellow", "interrupted": "yellow", "running": "cyan", "waiting": "blue"}
 """Colours of a trial's status, or of its state while it has none; all others are red."""
 
 

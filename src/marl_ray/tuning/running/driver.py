@@ -101,14 +101,14 @@ def _run(
             plan.stop_clock()
         lease.check()
         records.seconds, budget = plan.seconds(), plan.used_up()
-        records.status, records.error = ("cut", f"{budget} is used up") if budget else ("finished", "")
+        records.status, records.error = ("interrupted", f"{budget} is used up") if budget else ("finished", "")
         winner = choose_winner(config, records, tracking.mlflow_runs.register, tracking.warn)
         saved.save(*([] if winner is None else [winner]))
     except Exception as error:
         records.status, records.error = "failed", describe_error(error)
         raise
     except BaseException:
-        records.status, records.error = "cut", "interrupted; the same command continues it"
+        records.status, records.error = "interrupted", "by a person; the same command continues it"
         raise
     finally:
         with shield:

@@ -177,4 +177,4 @@ def _evaluation_names(run: RunConfig) -> Iterator[str]:
     if run.has_language_models:
         yield from (f"pass_at_{k}" for k in values_of_k(run.evaluation.samples))
     else:
-        yield "cut"  # the share of truncated episodes
+        yield "truncated"

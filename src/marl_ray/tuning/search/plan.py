@@ -71,7 +71,7 @@ class SweepPlan:
         self._changes: dict[int, TrialRecord] = {}
         """Number of a trial -> its record, which has changed since `take_changes`."""
         for record in records.trials:
-            if record.status == "cut" and not self.used_up():
+            if record.status == "interrupted" and not self.used_up():
                 record.state, record.status = "running", ""
             if record.state == "ended":
                 self._tell_search(record)
@@ -185,7 +185,7 @@ class SweepPlan:
         record = self.records.trials[number]
         self.active.discard(number)
         self.note_progress(number, result or {})
-        status = "lost" if is_lost else "cut"
+        status = "lost" if is_lost else "interrupted"
         if result is not None and not is_lost:
             status = result["status"]
         if status == "waiting":
@@ -274,7 +274,7 @@ class SweepPlan:
             self.standings.put(_standing_of(record))
 
     def _tell_search(self, record: TrialRecord) -> None:
-        if record.status != "cut":
+        if record.status != "interrupted":
             scores = (
                 None if record.status in FAILED_STATUSES else signed_objectives(self.config.metric, record.objectives)
             )

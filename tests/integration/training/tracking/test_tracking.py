@@ -85,7 +85,7 @@ def test_damaged_lines_of_a_sweep_s_outbox_cost_no_others(tmp_path):
     rows = [{"iteration": k, "steps": 32 * k, "exploits": 0, "return": k / 2} for k in range(1, 7)]
     tracker = SweepMlflowRuns(sweep.config, sweep.records)
     tracker.log(record, rows[:3])
-    tracker.close("cut")
+    tracker.close("interrupted")
     outbox = tmp_path / sweep.config.name / OUTBOX_FILE
     rubbish = (
         '{"trixl": 0, "row": {"iteration": 9, "steps": 1}}',

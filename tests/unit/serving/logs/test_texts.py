@@ -92,7 +92,7 @@ async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(logging
     stream_events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
     (record,) = read(logging_gateway)
     ids = [number for part in stream_events for number in part["tokens"]]
-    assert record.finish == "cut" and record.ids[: len(ids)] == ids and 0 <= len(record.ids) - len(ids) < 50
+    assert record.finish == "broken_off" and record.ids[: len(ids)] == ids and 0 <= len(record.ids) - len(ids) < 50
 
 
 async def test_texts_come_back_from_parquet_with_their_outcomes(logging_gateway, tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk, ResponseStart
 
-BROKEN_OFF_FINISH = "cut"
+BROKEN_OFF_FINISH = "broken_off"
 """The finish of a response that broke off, because its client left or its arm failed; the act log stores this text."""
 
 
