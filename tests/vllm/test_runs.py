@@ -136,6 +136,7 @@ def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster, tmp_path)
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 
+@pytest.mark.timeout(600)  # the run begins twice; each half waits 240 s at most
 def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoint(ray_cluster, tmp_path, capsys):
     run_config = config(
         f"storage={tmp_path}", "tracking.progress=false", ENGINE, "resources.engines=1", "train.total_steps=80"
