@@ -64,8 +64,8 @@ def test_batches_equal_the_loop_step_for_step(env_id, kwargs):
         for array, reference in zip(fast.step(actions), slow.step(actions), strict=True):
             np.testing.assert_array_equal(array, reference)
         np.testing.assert_array_equal(fast.alive, slow.alive)
-        for array, reference in zip(fast.action_masks, slow.action_masks, strict=True):
-            np.testing.assert_array_equal(array, reference)
+        for mask, reference_mask in zip(fast.action_masks, slow.action_masks, strict=True):
+            np.testing.assert_array_equal(mask, reference_mask)
         for c in np.flatnonzero(~fast.alive.any(1)).tolist():
             fast.reset(c, 1000 * t + c)
             slow.reset(c, 1000 * t + c)

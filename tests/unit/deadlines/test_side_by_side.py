@@ -50,8 +50,12 @@ def test_the_error_of_the_first_call_is_raised_though_a_later_one_fails_earlier(
 def test_a_call_that_hangs_is_named_and_no_waiting_call_is_made_after_it():
     gate, made = threading.Event(), []
     before = set(threading.enumerate())
+
+    def hang() -> None:
+        gate.wait(60)
+
     with pytest.raises(CallTimeoutError, match=r"^call 1 did not return in time$") as late:
-        run_side_by_side([lambda: None, lambda: gate.wait(60) and None, partial(made.append, 2)], 1, 0.2)
+        run_side_by_side([lambda: None, hang, partial(made.append, 2)], 1, 0.2)
     assert late.value.index == 1
     hanging_threads = set(threading.enumerate()) - before
     assert [thread.daemon for thread in hanging_threads] == [True]

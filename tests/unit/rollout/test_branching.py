@@ -74,6 +74,7 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
     assert data.group.tolist() == [member // 4 for member, *_ in rows]
     # All that is compared are answers to one prompt, four at the trunk's turns; those of others at later turns are left out.
     compared_rows = comparable_rows(data, greedy=False)
+    assert data.prompts is not None
     keys = torch.cat([torch.stack((data.group, data.agent, data.turn), 1), data.prompts], 1)
     sizes = [int((keys == key).all(1).sum()) for key in keys]
     assert compared_rows.tolist() == [size > 1 for size in sizes] and not compared_rows.all()

@@ -184,8 +184,7 @@ with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
 def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeypatch):
     monkeypatch.setattr(owners, "LOST_S", 1.0)
     command = [sys.executable, "-c", OWNER_PROCESS, local[1]]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as other:
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
         try:
             assert other.stdout.readline() == "owned\n"
             first = read_owner(*local)

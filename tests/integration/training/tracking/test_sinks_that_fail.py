@@ -154,10 +154,10 @@ def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
     mlflow_database(tmp_path)
     environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}
-    for rows in (8, 30):
+    for count in (8, 30):
         process = subprocess.Popen(command, env=environment)
         try:
-            wait_for_rows(run, rows)
+            wait_for_rows(run, count)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait(60)

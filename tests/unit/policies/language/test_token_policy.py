@@ -209,9 +209,9 @@ def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same(dtype, tolera
         parameter.data.normal_(0, 0.3)
     rows, plain = responses(vocabulary=40), plain_copy(policy)
     close(plain.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
-    bare = transformers.GPT2LMHeadModel(config)
-    bare.load_state_dict(merged_weights(plain.lm))
-    bare = TokenPolicy(bare, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig())
+    merged = transformers.GPT2LMHeadModel(config)
+    merged.load_state_dict(merged_weights(plain.lm))
+    bare = TokenPolicy(merged, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig())
     close(bare.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
 
 

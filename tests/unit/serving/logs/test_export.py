@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -46,7 +46,7 @@ def act(unit: str, at: float, arm: str = "a", agents: tuple[str, ...] = AGENTS, 
     return replace(record, **more)
 
 
-def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
+def write(folder: str | Path, decisions: Sequence[LoggedAct | LoggedText]) -> None:
     log = ActLog(str(folder), capacity=len(decisions))
     assert all(log.put(decision) for decision in decisions)
     log.close()
