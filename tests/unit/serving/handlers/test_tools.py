@@ -128,7 +128,12 @@ def test_calls_are_found_however_the_text_comes(case, part_ends):
 )
 def test_a_call_that_is_open_is_parsed_only_when_a_mark_may_close_it(parts, parses, monkeypatch):
     parsed = []
-    monkeypatch.setattr(tool_calls, "calls_in", lambda text: parsed.append(text) or calls_in(text))
+
+    def note_and_parse(text):
+        parsed.append(text)
+        return calls_in(text)
+
+    monkeypatch.setattr(tool_calls, "calls_in", note_and_parse)
     reader = ToolCallReader({"x"}, True)
     before, behind = '<tool_call>{"name": "x", "arguments": {"a": "', '"}}</tool_call>'
     assert [reader.add(part, False) for part in (before, *parts)] == [("", [])] * (len(parts) + 1)

@@ -313,7 +313,12 @@ def test_log_and_out_may_be_buckets(stores, tmp_path, bucket, monkeypatch):
     assert len(list(read_logged(f"s3://bucket/log{query}", "exp"))) == 5
     outcome(stores, "u", 1.0)
     made = []
-    monkeypatch.setattr(export_module, "upload", lambda file, *rest: (made.append(file), upload(file, *rest)))
+
+    def note_and_upload(file: Path, *rest: Any) -> None:
+        made.append(file)
+        upload(file, *rest)
+
+    monkeypatch.setattr(export_module, "upload", note_and_upload)
     summary = export(stores.experiments, stores.units, "exp", f"s3://bucket/log{query}", f"s3://bucket/out{query}")
     assert FOLDER_NAME.fullmatch(made[0].parent.name)  # so that another process removes it after this one was killed
     assert not made[0].parent.exists()
