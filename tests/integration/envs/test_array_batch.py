@@ -168,7 +168,8 @@ class Relay(ParallelEnv):
     metadata = {"name": "relay"}
 
     def __init__(self, fault: str = ""):
-        self.fault, self.possible_agents, self.agents = fault, ["first", "second"], []
+        self.fault, self.possible_agents = fault, ["first", "second"]
+        self.agents: list[str] = []
         self.views = {agent: spaces.Box(0, 9, (1,), np.float32) for agent in self.possible_agents}
         self.choices = {"first": spaces.Discrete(2), "second": spaces.Discrete(4)}
 

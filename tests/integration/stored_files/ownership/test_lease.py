@@ -93,7 +93,8 @@ def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_
 
 
 def test_owners_that_come_and_go_are_never_two_at_once(tmp_path):
-    owned, taken, together = threading.Lock(), [], 0
+    owned, together = threading.Lock(), 0
+    taken: list[int] = []
 
     def come_and_go() -> None:
         nonlocal together

@@ -135,8 +135,13 @@ def test_an_entropy_that_is_not_learned_has_no_gradient_and_changes_none(policy,
     gradients, entropies, saved = [], [], []
     for learn_entropy in (True, False):
         policy.zero_grad()
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
+        sizes: list[int] = []
+
+        def note_size(saved_tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(saved_tensor.nbytes)
+            return saved_tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note_size, lambda x: x):
             outputs = policy.evaluate(*responses(6), learn_entropy=learn_entropy)
         assert ("ExpBackward0" in nodes(outputs.log_probs.sum() + outputs.entropy.sum())) == learn_entropy
         assert outputs.entropy.requires_grad == learn_entropy
