@@ -73,7 +73,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(fresh, symlinks=True)
     (packages,) = fresh.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = ["--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    install: list[str | Path] = ["--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
     run_successfully([sys.executable, "-m", "pip", "--python", fresh / "bin" / "python", "install", *install], fresh)
     return fresh / "bin"
 

@@ -108,9 +108,10 @@ class Clone:
         rest = {"HOME": str(folder / "home"), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
         self.environment = dict.fromkeys(names, "a") | rest
 
-    def run(self, *command: str) -> subprocess.CompletedProcess:
-        options = {"cwd": self.folder, "env": self.environment, "capture_output": True, "text": True, "timeout": 30}
-        return subprocess.run(command, **options)
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=30
+        )
 
     def git(self, *arguments: str, status: int = 0) -> str:
         done = self.run("git", *arguments)

@@ -39,8 +39,8 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root)
     ]
     for other in others:  # of another machine, or of nobody we know
         other.mkdir()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", MAKE], **pipes) as process:
+    command = [sys.executable, "-c", MAKE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "made\n"
         alive = sorted(set(root.iterdir()) - set(others))
         assert len(alive) == 2 and len(alive[1].name) == len("mr-01234567")

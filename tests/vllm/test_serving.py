@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
-from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 
 
@@ -72,7 +72,8 @@ def test_responses_fail_with_their_engine_and_the_next_ones_are_written_by_anoth
     request = TextRequest("writer", "hello", 5)
 
     async def ids() -> list[int]:
-        reply, pieces = arm.write(request), []
+        reply = arm.write(request)
+        pieces: list[ResponseChunk] = []
         while not pieces or pieces[-1].finish is None:
             pieces.append(await reply.next())
         return [token for piece in pieces for token in piece.ids]

@@ -18,6 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.loading import load_bundle
 from marl_ray.policies.bundles.manifest import MANIFEST_FILE, file_hash, read_manifest
 from marl_ray.policies.engines.base import EngineRefusedError, Prompt
+from marl_ray.policies.engines.vllm.process.messages import VllmRequest
 from marl_ray.policies.engines.vllm.serving import WARM_UP, join_base
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
@@ -59,7 +60,8 @@ def requests(count: int = 4, tokens: int = 12) -> list[TextRequest]:
 
 
 async def write(arm: TextBatcher, request: TextRequest) -> list[ResponseChunk]:
-    reply, pieces = arm.write(request), []
+    reply = arm.write(request)
+    pieces: list[ResponseChunk] = []
     try:
         while not pieces or pieces[-1].finish is None:
             pieces.append(await reply.next())
@@ -90,7 +92,8 @@ def check_scores(bundle: str, request: TextRequest, pieces: list[ResponseChunk])
 
 
 def test_two_adapters_stream_out_of_the_same_steps_of_one_process(arms, bundles, monkeypatch):
-    process, ask, steps, added = process_of(arms["one"]), process_of(arms["one"]).ask, [], []
+    process, ask, steps = process_of(arms["one"]), process_of(arms["one"]).ask, []
+    added: list[VllmRequest] = []
 
     def recorded(method, *arguments, **more):
         if method == "step" and len(added) < 8:

@@ -101,7 +101,13 @@ def test_a_wait_outlives_what_happens_to_the_api(cluster, bad_day):
     story = "rayjob-retries-once"
     marl_ray("cluster", "delete", resource_of(story))
     player = threading.Thread(target=play, args=(cluster, story, 0.03))
-    worse = threading.Thread(target=lambda: [make_trouble(bad_day) or time.sleep(0.5) for _ in range(4)])
+
+    def make_trouble_four_times() -> None:
+        for _ in range(4):
+            make_trouble(bad_day)
+            time.sleep(0.5)
+
+    worse = threading.Thread(target=make_trouble_four_times)
     player.start()
     until(lambda: marl_ray("cluster", "status", resource_of(story)).returncode == 0, "the job to be there")
     worse.start()

@@ -64,8 +64,8 @@ def test_batches_equal_the_loop_step_for_step(env_id, kwargs):
         for array, reference in zip(fast.step(actions), slow.step(actions), strict=True):
             np.testing.assert_array_equal(array, reference)
         np.testing.assert_array_equal(fast.alive, slow.alive)
-        for array, reference in zip(fast.action_masks, slow.action_masks, strict=True):
-            np.testing.assert_array_equal(array, reference)
+        for mask, reference_mask in zip(fast.action_masks, slow.action_masks, strict=True):
+            np.testing.assert_array_equal(mask, reference_mask)
         for c in np.flatnonzero(~fast.alive.any(1)).tolist():
             fast.reset(c, 1000 * t + c)
             slow.reset(c, 1000 * t + c)
@@ -168,7 +168,8 @@ class Relay(ParallelEnv):
     metadata = {"name": "relay"}
 
     def __init__(self, fault: str = ""):
-        self.fault, self.possible_agents, self.agents = fault, ["first", "second"], []
+        self.fault, self.possible_agents = fault, ["first", "second"]
+        self.agents: list[str] = []
         self.views = {agent: spaces.Box(0, 9, (1,), np.float32) for agent in self.possible_agents}
         self.choices = {"first": spaces.Discrete(2), "second": spaces.Discrete(4)}
 

@@ -208,13 +208,14 @@ class Scripted(ParallelEnv):
 
     def __init__(self, infos: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]] | None = None):
         self.infos, self.after = infos, after or {}
-        self.possible_agents, self.agents = ["a", "b"], []
-        self.spaces = spaces.Discrete(5, start=3), spaces.Discrete(3)
+        self.possible_agents = ["a", "b"]
+        self.agents: list[str] = []
+        self.spaces: tuple[spaces.Space, spaces.Space] = spaces.Discrete(5, start=3), spaces.Discrete(3)
 
-    def observation_space(self, agent: str) -> spaces.Discrete:
+    def observation_space(self, agent: str) -> spaces.Space:
         return self.spaces[0]
 
-    def action_space(self, agent: str) -> spaces.Discrete:
+    def action_space(self, agent: str) -> spaces.Space:
         return self.spaces[1]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

@@ -30,7 +30,9 @@ def command(*arguments: str | Path) -> int:
     """Run it in this process, which has loaded torch before; its exit status."""
     with pytest.raises(SystemExit) as ended:
         main([*ARGUMENTS, *map(str, arguments)])
-    return ended.value.code or 0
+    status = ended.value.code or 0
+    assert isinstance(status, int), status
+    return status
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,8 @@ def test_a_look_that_goes_on_reads_its_units_by_an_index(stores, url):
         for statement, parameters in statements:
             if "first_at" in statement or "exposures" not in statement or statement.startswith("INSERT"):
                 continue
-            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
-            plans.append("; ".join(row[-1] for row in plan))
+            steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+            plans.append("; ".join(step[-1] for step in steps))
     planner.dispose()
     assert len(plans) == 4
     for plan in plans[1:]:

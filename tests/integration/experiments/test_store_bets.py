@@ -85,7 +85,8 @@ def test_an_interrupted_look_bets_on_nothing_twice(stores, monkeypatch):
     )
     stores.units.record("exp", [Report(f"u{k}", {"outcome": 1.0 + (k % 2)}) for k in range(40)])
     over(stores)
-    record, add, calls = stores.experiments.read("exp"), BettingTest.add, []
+    record, add = stores.experiments.read("exp"), BettingTest.add
+    calls: list[int] = []
 
     def add_once(*arguments):
         add(*arguments)

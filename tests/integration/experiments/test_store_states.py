@@ -197,7 +197,8 @@ def _open(url: str, name: str, results: Any) -> None:
 
 
 def test_of_experiments_opened_together_on_an_endpoint_one_is(url):
-    stores, results = open_stores(url), []
+    stores = open_stores(url)
+    results: list[str] = []
     threads = [threading.Thread(target=_open, args=(url, f"e{k}", results)) for k in range(4)]
     for thread in threads:
         thread.start()

@@ -215,7 +215,7 @@ def test_a_block_counts_in_one_epoch_once_its_windows_are_over_without_its_washo
             [Exposure("exp", f"u{k}", Assignment(arm, epoch, 0.5), stores.database.clock.now, name)]
         )
         record_outcome(stores.units, "exp", f"u{k}", value)
-    for after, b in ((99.0, Summary(1, 4.0, 0.0)), (100.0, Summary(2, 6.5, 12.5))):
+    for after, b in ((99, Summary(1, 4.0, 0.0)), (100, Summary(2, 6.5, 12.5))):
         stores.database.clock.now = starts[3] + after
         stored = look(stores)
         assert stored.values["outcome"] == {"a": Summary(1, 2.0, 0.0), "b": b}

@@ -88,8 +88,8 @@ def test_a_server_that_is_replaced_while_its_pool_closes_runs_nothing(tmp_path, 
 
 def test_a_pool_whose_last_server_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before, begun = sorted(os.listdir("/proc/self/fd")), []
-    popen = subprocess.Popen
+    before, popen = sorted(os.listdir("/proc/self/fd")), subprocess.Popen
+    begun: list[subprocess.Popen] = []
 
     def start_one(*args: Any, **options: Any) -> Any:
         if begun:

@@ -129,18 +129,18 @@ async def test_many_streams_at_once(site):
 
 
 def test_errors_are_openais(site, client):
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError) as no_model:
         client.chat.completions.create(**HELLO | {"model": "none"})
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError) as caught:
+    assert (no_model.value.code, no_model.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as too_long:
         client.chat.completions.create(**HELLO | {"messages": [{"role": "user", "content": "x" * CONTEXT}]})
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
-    with pytest.raises(openai.BadRequestError) as caught:
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as two_choices:
         client.chat.completions.create(**HELLO, n=2, stream=True)
-    assert (caught.value.type, caught.value.param) == ("invalid_request_error", "n")
-    with site.client("wrong") as stranger, pytest.raises(openai.AuthenticationError) as caught:
+    assert (two_choices.value.type, two_choices.value.param) == ("invalid_request_error", "n")
+    with site.client("wrong") as stranger, pytest.raises(openai.AuthenticationError) as wrong_key:
         stranger.chat.completions.create(**HELLO)
-    assert caught.value.code == "invalid_api_key"
+    assert wrong_key.value.code == "invalid_api_key"
     with site.client("ops") as admin, pytest.raises(openai.PermissionDeniedError):
         admin.chat.completions.create(**HELLO)
     with pytest.raises(openai.InternalServerError, match="no answer within"):

@@ -36,7 +36,8 @@ end
 
 def count_running() -> int:
     """Replicas of the gateway that take requests."""
-    return serve.status().applications["scaled"].deployments["Gateway"].replica_states.get("RUNNING", 0)
+    states = serve.status().applications["scaled"].deployments["Gateway"].replica_states
+    return sum(count for state, count in states.items() if state == "RUNNING")
 
 
 def count_acts() -> dict[str, float]:
@@ -61,10 +62,15 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_c
         "replicas": [1, 2],
         "cpus_per_replica": 0.1,
     }
-    quick = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 8}
+    quick: dict[str, float] = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 8}
     quick |= {"upscale_delay_s": 1, "downscale_delay_s": LULL_S, "metrics_interval_s": 1, "look_back_period_s": 3}
-    application = {"name": "scaled", "route_prefix": "/", "import_path": "marl_ray.serving.app:build", "args": args}
-    application["deployments"] = [{"name": "Gateway", "autoscaling_config": quick}]
+    application = {
+        "name": "scaled",
+        "route_prefix": "/",
+        "import_path": "marl_ray.serving.app:build",
+        "args": args,
+        "deployments": [{"name": "Gateway", "autoscaling_config": quick}],
+    }
     with httpx.Client() as client:
         config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": free_port()}}
         url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url).urls["scaled"]

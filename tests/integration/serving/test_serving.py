@@ -178,7 +178,7 @@ def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(apart, se
             await asyncio.gather(*(ask(k) for k, arm in arms.items() if arm == "arm0"))
             assert not any(task.done() for task in under_way)
             victim.kill()
-            successors = []
+            successors: list[psutil.Process] = []
             while not all(task.done() for task in under_way):  # a quick successor would answer what was sent twice
                 successors += [process for process in processes() if process not in [victim, *successors]]
                 for process in successors:

@@ -36,7 +36,8 @@ class OneLate:
     """A collector that plays without a thread, by the weights of one update before, as the overlapped one does."""
 
     def __init__(self, collector: Any):
-        self.inner, self.late = collector, None
+        self.inner = collector
+        self.late: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import pytest
 from toy_runs.runs import short
@@ -204,7 +204,12 @@ def busy_cluster() -> Iterator[threading.Event]:
 @pytest.mark.timeout(600)
 def test_a_trial_says_what_its_workers_wait_for_and_trains_once_they_have_it(ray_cluster, tmp_path, monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(tracking, "print_line", lambda line, stream: (lines.append(line), print_line(line, stream)))
+
+    def note_and_print(line: str, stream: TextIO) -> None:
+        lines.append(line)
+        print_line(line, stream)
+
+    monkeypatch.setattr(tracking, "print_line", note_and_print)
     with busy_cluster() as freed:
 
         def free_cpus() -> None:

@@ -46,7 +46,8 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, 
         after.save()
         assert load_records(folder) == sweep.records and folder.lines(CHANGES_FILE) == []
 
-        reader, writer, read = Tail(folder.filesystem, f"{folder.path}/a/rows"), folder.open_lines("a/rows"), []
+        reader, writer = Tail(folder.filesystem, f"{folder.path}/a/rows"), folder.open_lines("a/rows")
+        read: list[str] = []
         for number in range(60):
             writer.append([f"row {number} {'x' * 50}"], durable=True)
             read += reader.read(len(read)) if number % 7 == 0 else []

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,14 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
     def fail() -> None:
         raise OSError("the environment does not close")
 
+    def note_and_close(seed: int, close: Callable[[], None]) -> None:
+        closed.append(seed)
+        close()
+
     with process_group():
         trained = TrialSeeds(seeds(2), RETURN, torch.device("cpu"), None)
         for seed, seed_run in trained.runs.items():
-            close = seed_run.env.close
-            monkeypatch.setattr(seed_run.env, "close", lambda seed=seed, close=close: (closed.append(seed), close()))
+            monkeypatch.setattr(seed_run.env, "close", partial(note_and_close, seed, seed_run.env.close))
             monkeypatch.setattr(seed_run.collector, "close", fail)
         with pytest.raises(DivergedError, match="the first error"), trained.close_after():
             raise DivergedError("the first error")

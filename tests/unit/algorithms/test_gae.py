@@ -149,5 +149,6 @@ def test_truncation_bootstraps_and_termination_does_not():
     bootstrap = torch.full((2, 2), 5.0)
     first = torch.tensor([[True, False], [True, False]])
     terminated, truncated = first & torch.tensor([[True], [False]]), first & torch.tensor([[False], [True]])
-    advantages, _ = gae(rewards, values, bootstrap, torch.ones(2, 2, dtype=bool), terminated, truncated, 0.9, 0.95)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    advantages, _ = gae(rewards, values, bootstrap, mask, terminated, truncated, 0.9, 0.95)
     torch.testing.assert_close(advantages, torch.tensor([[0.0, 4.5], [4.5, 4.5]]))

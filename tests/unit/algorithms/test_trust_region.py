@@ -104,7 +104,7 @@ def group_problems(constraints, count, seed):
 
 @pytest.mark.parametrize(("constraints", "count"), [pytest.param(1, 700, marks=pytest.mark.long), (2, 600)])
 def test_no_random_problem_is_solved_worse_than_by_brute_force(constraints, count):
-    seen = collections.Counter()
+    seen: collections.Counter[tuple[str, bool]] = collections.Counter()
     for size, group in group_problems(constraints, count, seed=constraints).items():
         generator = np.random.default_rng(size)
         for recovers in (True, False):  # each half has a question of its own

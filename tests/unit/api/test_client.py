@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,8 +44,9 @@ def bodies():
 
 def test_numbers_of_numpy_are_numbers(bodies):
     url, received = bodies
+    metrics: dict[str, Any] = {"steps": np.int64(3), "cost": np.float32(0.25)}
     with Client(url) as client:
-        client.record_outcome("s", np.float32(0.5), {"steps": np.int64(3), "cost": np.float32(0.25)})
+        client.record_outcome("s", np.float32(0.5), metrics)
         client.request("/generate", {"temperature": np.float32(0.5), "attributes": {"age": np.int8(7)}})
     assert received == [
         {"session_id": "s", "value": 0.5, "metrics": {"steps": 3.0, "cost": 0.25}},

@@ -27,7 +27,7 @@ BASE: dict[str, Any] = {
     "volumes": [{"claim": "runs", "path": "/runs"}],
 }
 JOB = {"job": {"entrypoint": "marl-ray train config.yaml"}}
-SERVICE = {"service": {"serve": {"applications": []}}}
+SERVICE: dict[str, Any] = {"service": {"serve": {"applications": []}}}
 
 
 def render_parts(*parts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -46,14 +46,30 @@ def test_no_run_reads_more_than_a_hundred_keys(language):
     """
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
-    words = ("data", "team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
-    words = (*words, "evaluation.samples", "evaluation.benchmarks", "resources.hourly_price", "warm_start.count")
-    numbers = ("evaluation.episodes", "evaluation.max_steps")
-    unread = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", "team.model.preset", *numbers)
-    unread = (*unread, "team.model.cpu_offload")  # refused beside groups of `resources.parallel`
-    unread = (*unread, "train.overlap")  # refused beside language models
-    others = unread if language else words
-    others = (*others, "resume_from")
+    of_language_models = (
+        "data",
+        "team.model.",
+        "team.generation.",
+        "train.curriculum",
+        "evaluation.tasks",
+        "evaluation.samples",
+        "evaluation.benchmarks",
+        "resources.hourly_price",
+        "warm_start.count",
+    )
+    unread_by_language_models = (
+        "team.network.",
+        "env.cost.",
+        "train.rollout",
+        "warm_start.top",
+        "data",
+        "team.model.preset",
+        "evaluation.episodes",
+        "evaluation.max_steps",
+        "team.model.cpu_offload",  # refused beside groups of `resources.parallel`
+        "train.overlap",  # refused beside language models
+    )
+    others = (*(unread_by_language_models if language else of_language_models), "resume_from")
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
     held = {"kl_coef", *(key for key, part in READ_WITH_KEY.items() if part == "kl_coef")} if language else set()
     own_keys = max(len(set(spec.read_keys) - held) for spec in SPECS.values() if spec.token_policies or not language)

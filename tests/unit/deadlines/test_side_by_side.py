@@ -26,13 +26,14 @@ def test_all_calls_are_made_and_as_many_at_once_as_there_are_threads():
 
 
 def test_one_thread_makes_the_calls_in_their_order():
-    made = []
+    made: list[int] = []
     run_side_by_side([partial(made.append, i) for i in range(20)], 1, 60.0)
     assert made == list(range(20))
 
 
 def test_the_error_of_the_first_call_is_raised_though_a_later_one_fails_earlier():
-    later_failed, made = threading.Event(), []
+    later_failed = threading.Event()
+    made: list[int] = []
 
     def fail_late() -> None:
         assert later_failed.wait(60)
@@ -48,10 +49,15 @@ def test_the_error_of_the_first_call_is_raised_though_a_later_one_fails_earlier(
 
 
 def test_a_call_that_hangs_is_named_and_no_waiting_call_is_made_after_it():
-    gate, made = threading.Event(), []
+    gate = threading.Event()
+    made: list[int] = []
     before = set(threading.enumerate())
+
+    def hang() -> None:
+        gate.wait(60)
+
     with pytest.raises(CallTimeoutError, match=r"^call 1 did not return in time$") as late:
-        run_side_by_side([lambda: None, lambda: gate.wait(60) and None, partial(made.append, 2)], 1, 0.2)
+        run_side_by_side([lambda: None, hang, partial(made.append, 2)], 1, 0.2)
     assert late.value.index == 1
     hanging_threads = set(threading.enumerate()) - before
     assert [thread.daemon for thread in hanging_threads] == [True]

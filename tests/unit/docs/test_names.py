@@ -218,7 +218,8 @@ def test_names_in_docstrings_and_comments_are_in_the_code():
 @cache
 def attributes() -> dict[str, set[str]]:
     """Class of the package -> its attributes, those of its base classes too."""
-    own_names, bases = defaultdict(set), defaultdict(set)
+    own_names: dict[str, set[str]] = defaultdict(set)
+    bases: dict[str, set[str]] = defaultdict(set)
     for path, text in sources().items():
         for node in ast.walk(ast.parse(text)) if path.is_relative_to(ROOT / "src") else ():
             if isinstance(node, ast.ClassDef):

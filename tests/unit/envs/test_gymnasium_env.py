@@ -20,9 +20,9 @@ def test_cartpole_equals_gymnasium(balanced):
         assert infos["agent"] == info and env.agents == ["agent"]
         action = int(row[2] + 0.5 * row[3] > 0) if balanced else t // 3 % 2
         observations, rewards, terminated, truncated, infos = env.step({"agent": action})
-        row, *results, info = peer.step(action)
-        assert [rewards["agent"], terminated["agent"], truncated["agent"]] == results
-        if results[1] or results[2]:
+        row, reward, *ends, info = peer.step(action)
+        assert [rewards["agent"], terminated["agent"], truncated["agent"]] == [reward, *ends]
+        if any(ends):
             break
     np.testing.assert_array_equal(observations["agent"], row)
     assert env.agents == []

@@ -94,10 +94,9 @@ def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos():
         actions = [rng.integers(2, size=(copies, 1))]
         for batch in (vector, loop):
             batch.step(actions)
-        over = np.flatnonzero(~loop.alive[:, 0]) if t % 5 == 0 else []
-        for c in over:
-            vector.reset(int(c), 100 * t)
-            loop.reset(int(c), 100 * t)
+        for c in np.flatnonzero(~loop.alive[:, 0]).tolist() if t % 5 == 0 else ():
+            vector.reset(c, 100 * t)
+            loop.reset(c, 100 * t)
             ended += 1
     assert ended
     vector.close()

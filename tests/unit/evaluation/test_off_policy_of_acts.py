@@ -63,11 +63,11 @@ def log(path: Path, policy: ActorCriticBundle, seed: int = 0, units: int = UNITS
     outcome = START[state] + random.normal(size=units)
     seen, taken, chances = [], [], []
     for time in range(STEPS):
-        rows = np.stack([np.full(units, time), state], 1)
-        acts = [policy.policies["p"].act(rows, random.random((units, 1))) for _ in AGENTS]
+        observations = np.stack([np.full(units, time), state], 1)
+        acts = [policy.policies["p"].act(observations, random.random((units, 1))) for _ in AGENTS]
         (left, _), (right, _) = acts
         outcome += REWARDS[state, left - 1, right - 1]
-        seen.append(rows)
+        seen.append(observations)
         taken.append(np.stack([left, right]))
         chances.append(np.stack([chance for _, chance in acts]))
         state = np.where(random.random(units) < CHANCE, move(state, left - 1, right - 1), state)

@@ -33,7 +33,8 @@ def rewarded_words(
     """Words of an episode of Talk that begins with `begun`, each with its speaker's reward from there on: replayed."""
     env = TALK()
     env.reset(seed=0)
-    words, paid = [], []
+    words: list[str] = []
+    paid = []
     while env.agents and not env.terminations[env.agent_selection]:
         agent = env.agent_selection
         number = sum(env.possible_agents[t % 2] == agent for t in range(len(words)))
@@ -74,6 +75,7 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
     assert data.group.tolist() == [member // 4 for member, *_ in rows]
     # All that is compared are answers to one prompt, four at the trunk's turns; those of others at later turns are left out.
     compared_rows = comparable_rows(data, greedy=False)
+    assert data.prompts is not None
     keys = torch.cat([torch.stack((data.group, data.agent, data.turn), 1), data.prompts], 1)
     sizes = [int((keys == key).all(1).sum()) for key in keys]
     assert compared_rows.tolist() == [size > 1 for size in sizes] and not compared_rows.all()
@@ -154,7 +156,7 @@ def test_an_environment_that_cannot_be_copied_is_one_line():
     class Locked(Talk):
         def __init__(self) -> None:
             super().__init__()
-            self.lines = (line for line in ())
+            self.lines = (line for line in ("a", "b"))
 
     with pytest.raises(MarlRayError) as caught:
         collector(Locked, BOTH, range(4), PLAN).collect(players(BOTH, Scripted(WORDS[:5])), 0)

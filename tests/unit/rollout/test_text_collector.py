@@ -100,7 +100,8 @@ def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
             spoken_text = [texts(data)[row] for row in rows]
             spoken[agent] = list(zip(spoken_text, *(x.tolist() for x in at_end), strict=True))
         # Who speaks when is the environment's rule: turns alternate until `teller` may be gone.
-        unspoken, order = {agent: list(turns) for agent, turns in spoken.items()}, []
+        unspoken = {agent: list(turns) for agent, turns in spoken.items()}
+        order: list[tuple[str, str, float, float]] = []
         while any(unspoken.values()):
             agent = "teller" if len(order) % 2 and unspoken["teller"] else "asker"
             order.append((agent, *unspoken[agent].pop(0)))

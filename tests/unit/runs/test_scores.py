@@ -26,7 +26,7 @@ def test_a_killed_run_has_the_score_of_its_last_complete_bundle(tmp_path, publis
     write_record(run_config, record_of(run_config))
     journal = Journal(*filesystem_of(run_config))
     for n in range(3):
-        row = {"iteration": n, "steps": 96 * n}
+        row: dict[str, float] = {"iteration": n, "steps": 96 * n}
         for metric, mean in {"eval/return": 10.0 * n, "best/return": 10.0 * n + 2}.items():
             row |= {metric: mean, f"{metric}_low": mean - 1, f"{metric}_high": mean + 1}
         journal.write_row(row)

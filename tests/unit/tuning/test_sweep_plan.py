@@ -187,10 +187,15 @@ def test_asha_promotes_the_same_trials_in_whatever_order_they_arrive():
     assert len({tuple(record.steps for record in records.trials) for records in ends}) == 1
 
 
-def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
+def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends(monkeypatch):
     bench = Bench(config_of(40, **ASHA), by_lr)
     calls, decide = [], bench.plan.scheduler.decide
-    bench.plan.scheduler.decide = lambda trials, more: calls.append(more) or decide(trials, more)
+
+    def decide_and_count(trials, more):
+        calls.append(more)
+        return decide(trials, more)
+
+    monkeypatch.setattr(bench.plan.scheduler, "decide", decide_and_count)
     running: list[TrialRecord] = []
     while True:
         suggested = [bench.next_trial() for _ in range(5)]  # Ray Tune asks again and again while it has room

@@ -91,12 +91,13 @@ def _files(folder: Folder) -> dict[str, bytes]:
 
 
 def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(
-        Folder,
-        "write",
-        lambda self, name, data, write=Folder.write: (written.append(len(data)), write(self, name, data)),
-    )
+    written, write = [], Folder.write
+
+    def count_and_write(self: Folder, name: str, data: bytes) -> None:
+        written.append(len(data))
+        write(self, name, data)
+
+    monkeypatch.setattr(Folder, "write", count_and_write)
     per_change = []
     for trials in (25, 200):
         written.clear()

@@ -47,7 +47,8 @@ changes = st.tuples(
 
 @given(st.lists(changes, max_size=40), st.sampled_from([None, 0, 1, 5]))
 def test_asha_decides_from_orders_that_are_kept_as_from_trials_that_are_ranked_anew(changes, more):
-    standings, plain = TrialStandings(), {}
+    standings = TrialStandings()
+    plain: dict[int, TrialStanding] = {}
     for number, state, scores in changes:
         plain.pop(number, None)
         if state == "failed":

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_serving.gateways import SEES, acts_of, bearer, keyed_config, make_bundle, serving, windows_end
@@ -115,7 +116,8 @@ async def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
         good = await client.post("/batch", json={"requests": parts})
         long = await client.post("/batch", json={"requests": [part] * 9})
         often = await client.post("/batch", json={"requests": [part | {"session_id": "d"}] * 3})
-        rest = [await client.post("/batch", json=sent) for sent in ({}, {"requests": []}, {"requests": "x"})]
+        wrong: list[dict[str, Any]] = [{}, {"requests": []}, {"requests": "x"}]
+        rest = [await client.post("/batch", json=sent) for sent in wrong]
     single, two, nameless, misspelt = good.json()["answers"]
     assert single["actions"] and two["actions"]
     assert (nameless["status"], nameless["error"]["field"]) == (400, "session_id")
@@ -157,14 +159,14 @@ async def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_pat
 
 
 @pytest.mark.parametrize("url", ["memory:"])
-async def test_greedy_answers_are_kept(bundles, tmp_path, url):
+async def test_greedy_answers_are_kept(bundles, tmp_path, monkeypatch, url):
     config = keyed_config(tmp_path, bundles, {"cache": {"url": url}})
 
     async with serving(config) as (client, app):
         client.headers.update(OPS)
         first = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
         for arm in app.service.endpoints.routers["exp"].arms.values():
-            arm.act = None  # an answer that is not kept would fail
+            monkeypatch.setattr(arm, "act", None)  # an answer that is not kept would fail
         again = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
     assert first == again and {a["arm"] for a in first} == {"one", "four"}
 

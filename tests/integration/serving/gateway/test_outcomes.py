@@ -300,7 +300,7 @@ async def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path,
     monkeypatch.setattr(UnitStore, "record", noted)
 
     async with serving(config) as (first_app, app), serving(config) as (two, _):
-        app.service.exposures.flush = lambda: None  # its exposure is under way ...
+        monkeypatch.setattr(app.service.exposures, "flush", lambda: None)  # its exposure is under way ...
         await act(first_app, "s")
         post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
         await until_async(lambda: tries, "a try to record it")

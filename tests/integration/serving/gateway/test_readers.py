@@ -18,8 +18,16 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import admission
 
-READ = ("/v1/experiments", "/v1/experiments/exp", "/v1/experiments/exp/audit", "/v1/experiments/exp/curves")
-READ = (*READ, "/v1/endpoints", "/ui", "/ui/experiments/exp", "/ui/experiments/exp/live")
+READ = (
+    "/v1/experiments",
+    "/v1/experiments/exp",
+    "/v1/experiments/exp/audit",
+    "/v1/experiments/exp/curves",
+    "/v1/endpoints",
+    "/ui",
+    "/ui/experiments/exp",
+    "/ui/experiments/exp/live",
+)
 OPEN = ("/health", "/ready", "/metrics", "/openapi.json", "/docs", "/ui/style.css")
 
 

@@ -1,9 +1,12 @@
 """Language models in the gateway when arms break, clients leave, queues are full and time runs out."""
 
 import asyncio
+import itertools
 import json
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from toy_serving.gateways import serving
@@ -11,6 +14,16 @@ from toy_serving.text_gateways import ASK, CHAT, CONTEXT, events, make_text_bund
 from waiting import until_async
 
 LONG = {"max_tokens": CONTEXT - 20, "temperature": 0}
+
+
+def paused(step: Callable[[int], Any], pauses: Iterator[float]) -> Callable[[int], Any]:
+    """A step of a batch that sleeps before it works, for the next of `pauses` seconds while there is one."""
+
+    def pause_and_step(number: int) -> Any:
+        time.sleep(next(pauses, 0.0))
+        return step(number)
+
+    return pause_and_step
 
 
 async def test_the_control_answers_for_a_broken_arm(text_bundles, tmp_path):
@@ -41,14 +54,20 @@ async def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, pa
 
 
 @pytest.mark.parametrize("part", ["add", "step"])  # reading prompts, and writing tokens
-async def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway, part):
+async def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway, monkeypatch, part):
     async with serving(text_gateway) as (client, app):
         router = app.service.endpoints.routers["exp"]
         hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
         hung.patience_s = 0.3
         batch = hung.batch("writer")
         work = getattr(batch, part)
-        setattr(batch, part, lambda argument: (stuck.set(), going_on.wait(60), work(argument))[-1])
+
+        def hang(argument):
+            stuck.set()
+            going_on.wait(60)
+            return work(argument)
+
+        monkeypatch.setattr(batch, part, hang)
         first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
         await until_async(stuck.is_set, "the step that hangs")
         others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
@@ -141,12 +160,12 @@ async def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch)
     assert "busy" in busy.text and int(busy.headers["retry-after"]) >= 1
 
 
-async def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
+async def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway, monkeypatch):
     async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
         for arm in app.service.endpoints.routers["exp"].arms.values():
             arm.patience_s = 2.0
             batch = arm.batch("writer")  # a text takes longer than the arm is waited for, a token does not
-            batch.step = lambda number, step=batch.step: (time.sleep(0.2), step(number))[1]
+            monkeypatch.setattr(batch, "step", paused(batch.step, itertools.repeat(0.2)))
         calls = [client.post("/generate", json=ASK | {"max_tokens": 20, "temperature": 0}) for _ in range(4)]
         answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {200, 503}
@@ -155,12 +174,12 @@ async def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
         await until_async(lambda: rows(app) == 0, "the end of all rows")
 
 
-async def test_a_whole_answer_may_take_longer_than_a_token_may(text_gateway):
+async def test_a_whole_answer_may_take_longer_than_a_token_may(text_gateway, monkeypatch):
     async with serving(text_gateway) as (client, app):
         for arm in app.service.endpoints.routers["exp"].arms.values():
             arm.patience_s = 4.0
             batch, pauses = arm.batch("writer"), iter([1.5, 1.5, 1.5])  # together longer than the arm is waited for
-            batch.step = lambda number, pauses=pauses, step=batch.step: (time.sleep(next(pauses, 0.0)), step(number))[1]
+            monkeypatch.setattr(batch, "step", paused(batch.step, pauses))
         full, parts = await asyncio.gather(
             post(client, "/generate", ASK | {"max_tokens": 12, "temperature": 0}),
             events(client, "/generate", ASK | {"max_tokens": 12, "temperature": 0}),

@@ -166,7 +166,7 @@ async def test_what_clients_send_along_is_tolerated(text_gateway):
         "function_call": "none",
         "tool_choice": "auto",
     }
-    answered = {"role": "assistant", "content": "hi", "refusal": None, "annotations": [], "audio": None}
+    answered: dict[str, Any] = {"role": "assistant", "content": "hi", "refusal": None, "annotations": [], "audio": None}
     answered |= {"function_call": None, "tool_calls": None, "reasoning_content": "x", "provider_specific_fields": {}}
     part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
     user = {"role": "user", "content": [part], "name": "Ann"}

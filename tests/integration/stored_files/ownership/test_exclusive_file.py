@@ -12,7 +12,8 @@ def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path, monkeypatch):
     monkeypatch.setattr(exclusive_file, "SETTLE_S", 0.05)
     other = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     for turn in range(20):
-        together, created = threading.Barrier(6), []
+        together = threading.Barrier(6)
+        created: list[bool] = []
 
         def write(k: int, name: str, together: threading.Barrier, created: list[bool]) -> None:
             together.wait(60)

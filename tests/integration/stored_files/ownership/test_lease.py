@@ -93,7 +93,8 @@ def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_
 
 
 def test_owners_that_come_and_go_are_never_two_at_once(tmp_path):
-    owned, taken, together = threading.Lock(), [], 0
+    owned, together = threading.Lock(), 0
+    taken: list[int] = []
 
     def come_and_go() -> None:
         nonlocal together
@@ -184,8 +185,7 @@ with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
 def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeypatch):
     monkeypatch.setattr(owners, "LOST_S", 1.0)
     command = [sys.executable, "-c", OWNER_PROCESS, local[1]]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as other:
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
         try:
             assert other.stdout.readline() == "owned\n"
             first = read_owner(*local)

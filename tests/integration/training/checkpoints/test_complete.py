@@ -112,8 +112,13 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(case, tmp_path
         run.begin()
         run.step()
         take, wait_for_copy = run.saver.copy.take, run.saver.wait_for_copy
+
+        def update_and_wait() -> None:
+            updates.set()
+            wait_for_copy()
+
         monkeypatch.setattr(run.saver.copy, "take", lambda: after(updates, take()))
-        monkeypatch.setattr(run.saver, "wait_for_copy", lambda: (updates.set(), wait_for_copy()))
+        monkeypatch.setattr(run.saver, "wait_for_copy", update_and_wait)
         run.save(local_stored_folder(tmp_path / "1"))
         moment = dict(object_graph.walk(run, "run", frozenset(), without))
         run.step()

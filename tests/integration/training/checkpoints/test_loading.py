@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from marl_ray.training.checkpoints.index import (
     remove_unneeded,
 )
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
-from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder, read_verified
+from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, local_stored_folder, read_verified
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.start import RunStart
@@ -133,9 +132,9 @@ def note_reads(folder: str) -> dict[str, list[str]]:
 
     read: list[str] = []
 
-    def note(place: StoredFolder, known: Any) -> bytes:
+    def note(place: StoredFolder, expected: StoredFile) -> bytes:
         read.append(place.path.removeprefix(f"{folder}/"))
-        return read_verified(place, known)
+        return read_verified(place, expected)
 
     run = config("resources.workers=2")
     train_alone(run, Path(folder))

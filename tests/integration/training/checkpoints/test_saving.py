@@ -51,7 +51,12 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_
 
     def slow() -> Callable[[], None]:
         copy = take()
-        return lambda: (time.sleep(copied_after_s), copy())[1]
+
+        def copy_late() -> None:
+            time.sleep(copied_after_s)
+            copy()
+
+        return copy_late
 
     run.saver.copy.take = slow  # a thread that gets no core for a while: the next update waits for it
     before = {name: value.full_tensor().clone() for name, value in tensors_of(run.team.learners).items() if value.ndim}  # type: ignore[attr-defined]  # DTensor's
@@ -125,8 +130,13 @@ def test_a_run_ends_with_the_error_of_its_last_checkpoint(tmp_path):
 
 def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run, tmp_path, monkeypatch):
     answers = threading.Event()
+
+    def publish_late(*arguments: Any) -> None:
+        assert answers.wait(60)
+        publish(*arguments)
+
     monkeypatch.setattr(saving, "SAVE_S", 0.3)
-    monkeypatch.setattr(saving, "publish", lambda *arguments: answers.wait(60) and publish(*arguments))
+    monkeypatch.setattr(saving, "publish", publish_late)
     run.save(local_stored_folder(tmp_path / "now"))
     with pytest.raises(UnwritableCheckpointError, match=r"now was not written within 0.3 s"):
         run.saver.wait()
@@ -140,9 +150,10 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     """Return what each of two workers raises if one of them cannot copy its weights."""
     run = build_run(config("resources.workers=2"), torch.device("cpu"))
     run.step()
-    if dist.get_rank() == 1:
-        run.saver.copy.take = lambda: lambda: {}["weights"]
-    run.save(local_stored_folder(Path(folder, "now")))
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(run.saver.copy, "take", lambda: lambda: {}["weights"])
+        run.save(local_stored_folder(Path(folder, "now")))
     run.step()  # the weights may change: they are in no checkpoint
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
@@ -198,7 +209,12 @@ def test_a_run_that_fails_closes_its_environments(tmp_path, monkeypatch):
 
     def fail(run: Run) -> Any:
         close = run.env.close
-        monkeypatch.setattr(run.env, "close", lambda: (closed.append("environment"), close()))
+
+        def note_and_close() -> None:
+            closed.append("environment")
+            close()
+
+        monkeypatch.setattr(run.env, "close", note_and_close)
         raise ValueError("the first error")
 
     monkeypatch.setattr(Run, "step", fail)

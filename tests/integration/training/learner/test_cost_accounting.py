@@ -9,6 +9,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
+from marl_ray.rollout.actor_critic.collector import ActorCriticEpisode
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.preparation.normalizers import update_norms
 from marl_ray.training.loop.assembly import build_run
@@ -25,7 +26,7 @@ def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team):
         playing = team_of(run)
         for stops in (False, True):
             collector = build_collector(run, make_env(run.env), playing.agents, 0, 1)
-            ended = []
+            ended: list[ActorCriticEpisode] = []
             for iteration in range(12):
                 ended += collector.collect(playing.players(), iteration).episodes
                 if stops:

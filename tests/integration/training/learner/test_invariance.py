@@ -48,7 +48,8 @@ def played():
 def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> torch.Tensor:
     """The gradient of the first step on the batch, all networks, by the learner's own code; nothing is changed by it."""
     (learner,) = team.learners.values()
-    state, parts = learner.to_plain(), []
+    state = learner.to_plain()
+    parts: list[torch.Tensor] = []
 
     def record(modules, max_norm):
         for module in modules:

@@ -79,7 +79,7 @@ def test_a_trust_region_shrinks_with_the_rest_of_the_run(alone):
     made = short("cpo", "hyper.lr_decay=true", "hyper.trust_region=0.02", "train.rollout=episodes")
     run = build_run(made, torch.device("cpu"))
     before = run.step()["trust_region_kl"]
-    run.state.steps = made.train.total_steps * 3 / 4
+    run.state.steps = made.train.total_steps * 3 // 4
     assert 0 < run.step()["trust_region_kl"] <= 0.005 < before
     run.close()
 

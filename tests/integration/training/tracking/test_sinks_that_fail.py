@@ -78,7 +78,12 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     env = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path / "died"}", "at": 65}}}}'
     keys = (f"storage={tmp_path}", "tracking.progress=false", f"tracking.uri={server.uri}", "train.total_steps=960")
     run = config(*keys, env, ALSO, "evaluation.episodes=2", "checkpoint.every=3")
-    killer = threading.Thread(target=lambda: (wait_for_rows(run, 8), server.kill()))
+
+    def kill_after_eight_rows() -> None:
+        wait_for_rows(run, 8)
+        server.kill()
+
+    killer = threading.Thread(target=kill_after_eight_rows)
     killer.start()
     result = train(run)
     killer.join()
@@ -154,10 +159,10 @@ def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
     mlflow_database(tmp_path)
     environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}
-    for rows in (8, 30):
+    for count in (8, 30):
         process = subprocess.Popen(command, env=environment)
         try:
-            wait_for_rows(run, rows)
+            wait_for_rows(run, count)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait(60)

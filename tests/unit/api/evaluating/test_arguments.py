@@ -163,4 +163,5 @@ def _parameters(function: typing.Callable) -> typing.Mapping[str, inspect.Parame
 
 def _help(option: str) -> str:
     (info,) = (part for part in _parameters(command)[option].annotation.__metadata__ if isinstance(part, OptionInfo))
+    assert info.help is not None, option
     return info.help

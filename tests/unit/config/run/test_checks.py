@@ -138,7 +138,7 @@ def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key():
     keys = set(HyperParameters.model_fields)
     for name, spec in SPECS.items():
         assert set(spec.defaults) <= keys and set(spec.keys) <= keys, name
-        assert HyperParameters.model_validate(spec.defaults)
+        assert HyperParameters.model_validate(spec.defaults).model_fields_set == set(spec.defaults), name
     assert {key for spec in SPECS.values() for key in spec.read_keys} == keys
 
 

@@ -179,13 +179,15 @@ def test_switchbacks_whose_blocks_are_alike_or_not_err_at_most_alpha(series, sha
             values = values / 3 + 2 * np.sin(np.arange(240) * 2 * math.pi / 24 + rng.random() * 7)
         fired = [False, False, False]
         for k in range(60, 241, 30):
-            arms = [{groups[j]: values[j] for j in range(k) if treated[j] == arm} for arm in (True, False)]
-            first, second = block_summaries([tuple(arms)])
+            treatment, control = (
+                {groups[j]: values[j] for j in range(k) if treated[j] == is_treated} for is_treated in (True, False)
+            )
+            first, second = block_summaries([(treatment, control)])
             fired[0] |= fires(first, second, 10)
             worse = Summary(first.n, first.mean - 0.3, first.variance)
             fired[1] |= judge_promotion(worse, second, alpha=ALPHA, margin=0.3, min_outcomes=10).proven
             # Thirty sessions in each block, as if each were its own observation.
-            totals = (summarise(np.array(list(arm.values()))) for arm in arms)
+            totals = (summarise(np.array(list(arm.values()))) for arm in (treatment, control))
             fired[2] |= fires(*(Summary(30 * total.n, total.mean, total.variance + 1) for total in totals), first=50)
         wrong, promoted, naive = wrong + fired[0], promoted + fired[1], naive + fired[2]
     assert wrong <= ALPHA * RUNS
@@ -201,9 +203,11 @@ def test_groups_find_a_harm_that_the_time_of_day_hides():
         table = AssignmentTable({"a": 1.0, "b": 1.0}, f"power{run}", 1)
         treated = np.array([table.assign_block(name).arm == "b" for name in names])
         values = 0.3 * rng.normal(size=240) + 2 * np.sin(np.arange(240) * 2 * math.pi / 144) - 0.3 * treated
-        arms = [{groups[j]: values[j] for j in range(240) if treated[j] == arm} for arm in (True, False)]
-        paired += fires(*block_summaries([tuple(arms)]), 20)
-        unpaired += fires(*(summary_of(list(arm.values())) for arm in arms), first=20)
+        treatment, control = (
+            {groups[j]: values[j] for j in range(240) if treated[j] == is_treated} for is_treated in (True, False)
+        )
+        paired += fires(*block_summaries([(treatment, control)]), 20)
+        unpaired += fires(*(summary_of(list(arm.values())) for arm in (treatment, control)), first=20)
     assert paired >= 18
     assert unpaired <= 2
 

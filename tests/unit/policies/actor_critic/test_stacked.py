@@ -11,7 +11,7 @@ from marl_ray.config import NetworkConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.stacked import Stack, can_stack
 from marl_ray.policies.bundles.actor_critic import ActorCriticBundle, PolicyParts, save_bundle
-from marl_ray.policies.bundles.loading import load_bundle
+from marl_ray.policies.bundles.loading import load_actor_critics
 from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 
@@ -41,7 +41,7 @@ def random_bundle(
             torch.nn.init.normal_(value, std=0.5)
         parts[name] = PolicyParts(network, observation, action, actor.state_dict())
     lineage = Lineage(run="r", algorithm={}, config_hash="", code_version="", seed=seed, env={}, steps=0, metrics={})
-    return load_bundle(save_bundle(folder, {"a": "p", "b": "q"}, parts, lineage))
+    return load_actor_critics(save_bundle(folder, {"a": "p", "b": "q"}, parts, lineage))
 
 
 def requests(bundle: ActorCriticBundle, count: int, seed: int) -> list[dict[str, np.ndarray]]:
@@ -131,8 +131,13 @@ def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_wit
     arms = [ArmBatcher(one_bundle, passes) for one_bundle in bundles]
     rows = requests(bundles[0], 12, 5)
     taken = []
-    infer = Stack.act
-    monkeypatch.setattr(Stack, "act", lambda self, *calls: taken.append(len(calls[0])) or infer(self, *calls))
+    act = Stack.act
+
+    def count_and_act(self, *inputs):
+        taken.append(len(inputs[0]))
+        return act(self, *inputs)
+
+    monkeypatch.setattr(Stack, "act", count_and_act)
 
     async def play(those):
         calls = [arms[i % 2].act(request, True) for i, request in enumerate(those)]

@@ -142,7 +142,9 @@ def test_a_touched_bundle_is_refused_in_one_line(folder, damage, message):
 
 def test_a_policys_name_cannot_lead_out_of_the_bundle(folder):
     path = folder / "bundle.json"
-    manifest = load_bundle(folder).manifest
+    bundle = load_bundle(folder)
+    assert isinstance(bundle, TokenBundle)
+    manifest = bundle.manifest
     manifest.policies = {"../asker": manifest.policies["asker"]}
     manifest.digest = manifest.content_digest()
     path.write_text(manifest.model_dump_json())

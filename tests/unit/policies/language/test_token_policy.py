@@ -135,8 +135,13 @@ def test_an_entropy_that_is_not_learned_has_no_gradient_and_changes_none(policy,
     gradients, entropies, saved = [], [], []
     for learn_entropy in (True, False):
         policy.zero_grad()
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
+        sizes: list[int] = []
+
+        def note_size(saved_tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(saved_tensor.nbytes)
+            return saved_tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note_size, lambda x: x):
             outputs = policy.evaluate(*responses(6), learn_entropy=learn_entropy)
         assert ("ExpBackward0" in nodes(outputs.log_probs.sum() + outputs.entropy.sum())) == learn_entropy
         assert outputs.entropy.requires_grad == learn_entropy
@@ -209,9 +214,9 @@ def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same(dtype, tolera
         parameter.data.normal_(0, 0.3)
     rows, plain = responses(vocabulary=40), plain_copy(policy)
     close(plain.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
-    bare = transformers.GPT2LMHeadModel(config)
-    bare.load_state_dict(merged_weights(plain.lm))
-    bare = TokenPolicy(bare, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig())
+    merged = transformers.GPT2LMHeadModel(config)
+    merged.load_state_dict(merged_weights(plain.lm))
+    bare = TokenPolicy(merged, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig())
     close(bare.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
 
 

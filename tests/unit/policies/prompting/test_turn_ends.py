@@ -22,7 +22,7 @@ from toy_models.tokenizers import (
 )
 from toy_serving.gateways import LINEAGE
 from toys.texts import config
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, BatchEncoding, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from marl_ray.config.run.model import GenerationConfig as Sampling
 from marl_ray.config.run.model import ModelConfig
@@ -165,7 +165,9 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
             [TextExample("", "q", response)], model(tokenizer), tokenizer, config(*sizes), "speaker"
         )
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": response}]
-        complete = tokenizer.apply_chat_template(messages)["input_ids"]
+        encoding = tokenizer.apply_chat_template(messages)
+        assert isinstance(encoding, BatchEncoding)
+        complete = encoding["input_ids"]
         ids = [*example.prompt, *example.response]
         assert complete[: len(ids)] == (ids[: len(complete)] if template is GLM else ids)
 

@@ -79,8 +79,12 @@ async def test_arms_of_a_round_that_fails_are_closed(config, monkeypatch):
                 raise RuntimeError("the deployment's process has died")
             return make(experiment, arm, bundle)
 
+        def note_and_close(arm: ArmBatcher) -> None:
+            closed.append(arm.bundle)
+            close(arm)
+
         monkeypatch.setattr(live_experiments, "start_arm", make_all_but_four)
-        monkeypatch.setattr(ArmBatcher, "close", lambda arm: closed.append(arm.bundle) or close(arm))
+        monkeypatch.setattr(ArmBatcher, "close", note_and_close)
         loader = arm_loader.ArmLoader(live_experiments)
         loader.load_and_drop(app.service.stores.experiments.states(), {}, waits=True)
         assert loader.missing["exp"].keys() == {"one", "four"} and not router.arms

@@ -71,9 +71,9 @@ async def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_
 
     for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
         failing = CallBatcher(call, replicas=1, deadline_s=60)
-        results = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
-        assert [str(error) for error in results] == [message, message]
-        assert results[0].pass_number == results[1].pass_number
+        errors = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
+        assert [str(error) for error in errors] == [message, message]
+        assert errors[0].pass_number == errors[1].pass_number
 
 
 async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent(pass_deadlines):

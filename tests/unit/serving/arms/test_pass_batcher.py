@@ -48,7 +48,12 @@ def _frequent_switches() -> Iterator[None]:
 def shared(monkeypatch) -> list[int]:
     """Sizes of the passes that went through a stack."""
     sizes, act = [], Stack.act
-    monkeypatch.setattr(Stack, "act", lambda self, *inputs: sizes.append(len(inputs[0])) or act(self, *inputs))
+
+    def count_and_act(self, *inputs):
+        sizes.append(len(inputs[0]))
+        return act(self, *inputs)
+
+    monkeypatch.setattr(Stack, "act", count_and_act)
     return sizes
 
 

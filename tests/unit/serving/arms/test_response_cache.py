@@ -82,13 +82,14 @@ def test_memory_keeps_the_last_used_answers_for_their_time(steps):
                 while len(entries) > 3:
                     entries.popitem(last=False)
             else:
-                value, since = entries.get(key, (None, 0.0))
-                if value is not None and clock.now >= since + 10:
-                    value = None
+                if key in entries and clock.now >= entries[key][1] + 10:
                     del entries[key]
-                assert await cache.get(key) == value
-                if value is not None:
+                answer = await cache.get(key)
+                if key in entries:
+                    assert answer == entries[key][0]
                     entries.move_to_end(key)
+                else:
+                    assert answer is None
 
     asyncio.run(body())
 

@@ -17,8 +17,7 @@ async def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bun
     async with serving(config) as (client, _):
         answers = [(await client.post("/v1/assign", json={"session_id": f"s{k}"})).json() for k in range(20)]
         arms = [(await act(client, f"s{k}"))["arm"] for k in range(20)]
-        outcome = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1.0})
-        outcome = outcome.status_code
+        outcome_status = (await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1.0})).status_code
         report = (await client.get("/v1/experiments/exp")).json()
     assert [answer["arm"] for answer in answers] == arms and set(arms) == {"one", "four"}
     for answer in answers:
@@ -26,17 +25,16 @@ async def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bun
             answer["bundle"].rpartition("/")[2]
         )
         assert answer["exposed"] is True and answer["propensity"] == 0.5
-    assert outcome == 200
+    assert outcome_status == 200
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 20
 
 
 async def test_who_only_asks_is_no_unit(config):
     async with serving(config) as (client, _):
         first = (await client.post("/v1/assign", json={"session_id": "s", "expose": False})).json()
-        outcome = await client.post("/v1/outcomes", json={"session_id": "s", "value": 1.0})
-        outcome = outcome.status_code
+        outcome_status = (await client.post("/v1/outcomes", json={"session_id": "s", "value": 1.0})).status_code
         arm = (await act(client, "s"))["arm"]
-    assert (first["exposed"], outcome, first["arm"]) == (False, 404, arm)
+    assert (first["exposed"], outcome_status, first["arm"]) == (False, 404, arm)
 
 
 async def test_bad_questions_are_named(config):

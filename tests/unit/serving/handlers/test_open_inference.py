@@ -1,6 +1,7 @@
 """The Open Inference Protocol v2, as its specification has it."""
 
 import json
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -44,7 +45,7 @@ async def test_the_document_says_where_null_is_as_good_as_nothing(config):
     schema = {"$ref": "#/components/schemas/InferRequest", "components": DOCUMENT["components"]}
 
     async with serving(config) as (client, _):
-        full = {"inputs": INPUTS, "id": None, "outputs": None, "parameters": {}}
+        full: dict[str, Any] = {"inputs": INPUTS, "id": None, "outputs": None, "parameters": {}}
         for name in full:
             sent = full | {name: None}
             status = (await client.post(INFER, json=sent, headers={"x-session-id": "s"})).status_code

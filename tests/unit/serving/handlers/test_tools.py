@@ -10,7 +10,7 @@ from toy_serving.gateways import serving
 from toy_serving.text_gateways import CHAT, events, make_text_bundle, post, rows, text_config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.decoding.json_guide import advance
+from marl_ray.policies.engines.decoding.json_guide import GuideState, advance
 from marl_ray.policies.prompting.tool_template import HERMES, WrittenCall, call_guide, calls_in, encode_tool_chat
 from marl_ray.serving.handlers.openai import tool_calls
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
@@ -62,12 +62,14 @@ def test_what_a_template_leaves_out_is_refused():
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_forced_call_is_written_as_the_template_writes_calls(name):
     tokenizer = TEMPLATES[name]
-    state = call_guide(tokenizer, ["warmth", "wind"])
-    before = next(text for text in state.texts if "wind" in text)
-    text = f'{before}{{"a": [1]}}{state.behind}'
+    start = call_guide(tokenizer, ["warmth", "wind"])
+    before = next(text for text in start.texts if "wind" in text)
+    text = f'{before}{{"a": [1]}}{start.behind}'
+    state: GuideState | None = start
     for character in text:
+        assert state is not None, text
         state = advance(state, character)
-    assert state.mode == "done"
+    assert state is not None and state.mode == "done"
     reader = ToolCallReader({"warmth", "wind"}, True)
     content, [call] = reader.add(text, True)
     assert (content, call["function"]) == ("", {"name": "wind", "arguments": '{"a": [1]}'})
@@ -126,7 +128,12 @@ def test_calls_are_found_however_the_text_comes(case, part_ends):
 )
 def test_a_call_that_is_open_is_parsed_only_when_a_mark_may_close_it(parts, parses, monkeypatch):
     parsed = []
-    monkeypatch.setattr(tool_calls, "calls_in", lambda text: parsed.append(text) or calls_in(text))
+
+    def note_and_parse(text):
+        parsed.append(text)
+        return calls_in(text)
+
+    monkeypatch.setattr(tool_calls, "calls_in", note_and_parse)
     reader = ToolCallReader({"x"}, True)
     before, behind = '<tool_call>{"name": "x", "arguments": {"a": "', '"}}</tool_call>'
     assert [reader.add(part, False) for part in (before, *parts)] == [("", [])] * (len(parts) + 1)

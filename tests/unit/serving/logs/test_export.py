@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -46,7 +46,7 @@ def act(unit: str, at: float, arm: str = "a", agents: tuple[str, ...] = AGENTS, 
     return replace(record, **more)
 
 
-def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
+def write(folder: str | Path, decisions: Sequence[LoggedAct | LoggedText]) -> None:
     log = ActLog(str(folder), capacity=len(decisions))
     assert all(log.put(decision) for decision in decisions)
     log.close()
@@ -313,7 +313,12 @@ def test_log_and_out_may_be_buckets(stores, tmp_path, bucket, monkeypatch):
     assert len(list(read_logged(f"s3://bucket/log{query}", "exp"))) == 5
     outcome(stores, "u", 1.0)
     made = []
-    monkeypatch.setattr(export_module, "upload", lambda file, *rest: (made.append(file), upload(file, *rest)))
+
+    def note_and_upload(file: Path, *rest: Any) -> None:
+        made.append(file)
+        upload(file, *rest)
+
+    monkeypatch.setattr(export_module, "upload", note_and_upload)
     summary = export(stores.experiments, stores.units, "exp", f"s3://bucket/log{query}", f"s3://bucket/out{query}")
     assert FOLDER_NAME.fullmatch(made[0].parent.name)  # so that another process removes it after this one was killed
     assert not made[0].parent.exists()

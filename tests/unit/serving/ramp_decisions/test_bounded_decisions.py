@@ -27,7 +27,8 @@ from marl_ray.serving.ramp_decisions.ramp_control import decide
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(stores, clock, tmp_path):
     config = open_experiment(stores, bounds=[-1, 3], margin=0.1)
     other = open_stores(f"sqlite:///{tmp_path}/experiments.db", clock)
-    rng, rows, reported = np.random.default_rng(0), [], {}
+    rng, rows = np.random.default_rng(0), []
+    reported: dict[str, float | None] = {}
 
     def value(arm: str, k: int) -> float | None:
         reported[f"{prefix}{k}"] = value_drawn = None if k % 7 == 0 else float(rng.uniform(-1, 3))

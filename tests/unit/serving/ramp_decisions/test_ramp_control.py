@@ -92,7 +92,7 @@ def test_weights_that_change_within_a_stage_are_no_mismatch(stores):
 def test_a_mismatch_of_clusters_counts_clusters(stores):
     """Twenty sessions of each cluster would be a mismatch, were they twenty draws."""
     config = open_experiment(stores, randomize="cluster")
-    chosen = {arm: [] for arm in "ab"}
+    chosen: dict[str, list[str]] = {"a": [], "b": []}
     table = AssignmentTable({"a": 1.0, "b": 1.0}, "s", 1)
     for k in range(500):
         chosen[table.assign(f"c{k}").arm].append(f"c{k}")

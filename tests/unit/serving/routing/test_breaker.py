@@ -1,5 +1,6 @@
 """The circuit breaker, against a reference that keeps every request and judges from all of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +18,7 @@ CLOSED, OPEN, HALF_OPEN = CircuitState
 class WatchedClock(Clock):
     """A clock that calls `meanwhile`, if there is one, whenever somebody looks at it."""
 
-    meanwhile = None
+    meanwhile: Callable[[], None] | None = None
 
     def __call__(self) -> float:
         if self.meanwhile is not None:

@@ -109,7 +109,7 @@ def test_a_unit_keeps_its_place_in_a_layer_in_whatever_cluster_it_comes(bundles,
         assert asyncio.run(arms(config, "high")) == before
 
     # One that remembers.
-    async def moved() -> tuple[Any, Any]:
+    async def moved() -> list[dict[str, Any]]:
         async with serving(both) as (client, _):
             return [
                 await act(client, "new", cluster_id=clusters[name][0], experiment="game") for name in ("high", "low")

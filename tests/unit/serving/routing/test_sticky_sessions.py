@@ -55,7 +55,7 @@ async def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others
     assert later == of_other
 
 
-async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bundles, tmp_path):
+async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bundles, tmp_path, monkeypatch):
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
     where = {"database": f"sqlite:///{tmp_path}/x.db", "spool": f"{tmp_path}/spool", "api_keys": keys}
     config = parse_config(GatewayConfig, where)
@@ -72,7 +72,12 @@ async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statemen
             await act(client, f"s{number}")
         app.service.exposures.flush()
         read = app.service.assigner.lookups.read
-        app.service.assigner.lookups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
+
+        def count_and_read(sessions):
+            statements.append(len(sessions))
+            return read(sessions)
+
+        monkeypatch.setattr(app.service.assigner.lookups, "read", count_and_read)
         fresh = (await act(client, "new"))["experiment"]
         app.service.endpoints.routers["e2"].remembered.units.clear()  # as after a restart
         assert (fresh, (await act(client, "s2"))["experiment"]) == ("e5", "e2")

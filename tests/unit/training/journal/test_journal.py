@@ -141,7 +141,8 @@ def test_readers_get_every_line_once_however_often_workers_start_again(tmp_path_
     """Each group continues after a checkpoint, which may lie before lines that were read already."""
     root = tmp_path_factory.mktemp("run")
     filesystem, path = (away(root), "rows") if remote else (LOCAL, str(root / "rows"))
-    tails, taken = (Tail(filesystem, path), Tail(filesystem, path)), ([], [])
+    tails = Tail(filesystem, path), Tail(filesystem, path)
+    taken: tuple[list[str], list[str]] = [], []
     done, generation = 0, 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "PART_BYTES", 60)
@@ -281,7 +282,7 @@ def test_readers_of_a_journal_that_have_ended_leave_no_file_open(tmp_path):
         follower = Follower(run, LOCAL, str(folder), console)
         follower.close()
     assert find_incomplete_sinks(run, LOCAL, str(folder)) == ["mlflow"]
-    rows = []
+    rows: list[dict[str, Any]] = []
     delivery = Delivery("own", lambda: ListSink(rows), LOCAL, str(folder), lambda line: None)
     delivery.end("FAILED", lambda sink: None)
     delivery.thread.join(30)

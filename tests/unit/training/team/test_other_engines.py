@@ -17,7 +17,7 @@ from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import BatchShare, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare_batch
-from marl_ray.training.loop.callbacks import RunCallbacks
+from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.loop.iterations import run_worker
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -75,7 +75,9 @@ class Refusing(Scripted):
 
 
 def test_an_engine_that_refuses_to_start_ends_the_run_before_its_warm_start():
-    run, phases, rows = config("warm_start={data: env, count: 8}", "team.speaker.generation.engine=vllm"), [], []
+    run = config("warm_start={data: env, count: 8}", "team.speaker.generation.engine=vllm")
+    phases: list[str] = []
+    rows: list[Metrics] = []
     with pytest.raises(MarlRayError, match="no room for keys and values"):
         run_worker(
             run,

@@ -11,7 +11,7 @@ from toy_models.tokenizers import LLAMA2, spacing_tokenizer
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.decoding.json_guide import (
     MAX_DEPTH,
@@ -122,14 +122,15 @@ def test_a_guided_row_writes_an_object_and_its_company_is_as_ever():
     policy = plain_copy(build_token_policy(ModelConfig(preset="tiny-0.2m", context=512), generation, 1, False, 0))
 
     def texts(prompts):
-        decoder, ids = Decoder(make_cached_model(policy), policy.tokenizer, policy.end_tokens), {}
+        decoder = Decoder(make_cached_model(policy), policy.tokenizer, policy.end_tokens)
+        tokens: dict[int, list[Token]] = {}
         handles = decoder.add(prompts, 0, generation)
         ends = {}
         while len(decoder):
             for token in decoder.step():
-                ids.setdefault(token.handle, []).append(token)
+                tokens.setdefault(token.handle, []).append(token)
                 ends[token.handle] = token.finish
-        return [(ids[handle], ends[handle]) for handle in handles]
+        return [(tokens[handle], ends[handle]) for handle in handles]
 
     free = [Prompt((1, 2, 3), stream) for stream in range(4)]
     guided = [Prompt((1, 2, 3), stream, stream == 9, OBJECT_START, 3) for stream in range(10)]

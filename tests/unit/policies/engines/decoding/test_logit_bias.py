@@ -24,14 +24,14 @@ def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(te
     plain, biased = Prompt(tuple(b"hello"), 1), Prompt(tuple(b"hello"), 2, greedy, bias=bias)
     decoder = engine.decoder()
     rows = dict(zip(decoder.add([plain, biased], 0, policy.generation), ("plain", "biased"), strict=True))
-    pairs = {"plain": [], "biased": []}
+    pairs: dict[str, list[tuple[int, float]]] = {"plain": [], "biased": []}
     while len(decoder):
         for token in decoder.step():
             pairs[rows[token.handle]].append((token.id, token.log_prob))
     assert [pair[0] for pair in pairs["plain"]] == engine.generate([plain], 0)[0].ids
     uniforms = torch.from_numpy(token_uniforms(0, [2], len(pairs["biased"]))[0])
     ids: list[int] = []
-    for step, (token, log_prob) in enumerate(pairs["biased"]):
+    for step, (token_id, log_prob) in enumerate(pairs["biased"]):
         with torch.no_grad():
             logits = policy.lm(torch.tensor([[*b"hello", *ids]])).logits[0, -1].float()
         counts = Counter(ids)
@@ -42,11 +42,11 @@ def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(te
             shifted[number] -= bias.frequency * count + bias.presence
         kind = torch.tensor([True]) if greedy else None
         expected, _ = draw(shifted[None], uniforms[step : step + 1], kind, policy.generation.temperature)
-        assert token == expected.item()
+        assert token_id == expected.item()
         assert log_prob == pytest.approx(
-            logits.div(policy.generation.temperature).log_softmax(0)[token].item(), abs=1e-4
+            logits.div(policy.generation.temperature).log_softmax(0)[token_id].item(), abs=1e-4
         )
-        ids.append(token)
+        ids.append(token_id)
 
 
 async def test_clients_force_and_forbid_tokens_and_repeat_less(text_gateway):

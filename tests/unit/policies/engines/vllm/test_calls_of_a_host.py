@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def host(tmp_path, monkeypatch):
 
 def begin(function, *arguments):
     """Call a function in a daemon thread, which keeps no process alive, and return the future of its result."""
-    result = Future()
+    result: Future[Any] = Future()
 
     def call():
         try:

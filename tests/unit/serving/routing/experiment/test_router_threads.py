@@ -209,9 +209,14 @@ async def test_an_experiment_that_cannot_be_opened_closes_the_arms_that_it_has_m
 ):
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin",))
     closed, close = [], ArmBatcher.close
+
+    def note_and_close(arm: ArmBatcher) -> None:
+        closed.append(arm.bundle)
+        close(arm)
+
     async with serving(gateway(experiments=[], api_keys=keys)) as (client, _):
         client.headers.update(bearer("ops"))
-        monkeypatch.setattr(ArmBatcher, "close", lambda arm: closed.append(arm.bundle) or close(arm))
+        monkeypatch.setattr(ArmBatcher, "close", note_and_close)
         arms = {"one": {"bundle": bundles["one"]}, "four": {"bundle": bundles["four"], "engine": "vllm"}}
         answer = await client.post("/v1/experiments", json={"name": "e", "arms": arms, "reason": "r"})
         assert answer.status_code == 409 and "holds actor-critics" in answer.text

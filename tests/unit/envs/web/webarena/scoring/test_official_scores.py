@@ -187,7 +187,12 @@ REPLIES = [
 @pytest.mark.parametrize(("reply", "score"), REPLIES)
 def test_a_model_that_judges_gets_question_and_answers_and_its_reply_is_read(reply, score):
     prompts = []
-    judge = PromptJudge(lambda prompt: prompts.append(prompt) or reply)
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return reply
+
+    judge = PromptJudge(answer)
     assert answer_score(AnswerCheck(fuzzy=("twelve",)), "12", "How many?", judge) == score
     assert "question: How many?\nreference answer: twelve\n" in prompts[0]
     assert "student answer: 12\n" in prompts[0]
