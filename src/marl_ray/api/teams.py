@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_ray.api.calls import named_arguments, short_repr
+from marl_ray.closing import close_all
 from marl_ray.config import GenerationConfig, resolve_tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
@@ -96,9 +97,9 @@ class LoadedTeam:
 
     def close(self) -> None:
         """Release what language models hold besides their weights, such as a process of vLLM."""
-        for engine in self._engines.values():
-            engine.close()
+        engines = list(self._engines.values())
         self._engines.clear()
+        close_all(engine.close for engine in engines)
 
     def _write_texts(
         self,

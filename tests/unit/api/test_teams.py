@@ -11,6 +11,7 @@ from toy_serving.text_gateways import make_text_bundle
 
 import marl_ray
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.policies.engines.torch_engine import TorchEngine
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,24 @@ def test_language_models_answer_texts(writers):
     assert writers.act(prompts, greedy=True, seed=3) == greedy
     longer = writers.act({"coder": "def f(x):"}, greedy=True, generation={"max_tokens": 40})["coder"]
     assert longer.startswith(greedy["coder"]) and len(longer) > len(greedy["coder"]) > 0
+
+
+def test_an_engine_that_fails_to_close_leaves_no_other_open(tmp_path, monkeypatch):
+    policies = {"coder": "one", "critic": "two"}
+    team = marl_ray.load(make_text_bundle(tmp_path, 1, policies, context=1024))
+    team.act(dict.fromkeys(policies, "x"))
+    closed: list[TorchEngine] = []
+
+    def close(engine: TorchEngine) -> None:
+        closed.append(engine)
+        raise OSError("it does not close")
+
+    monkeypatch.setattr(TorchEngine, "close", close)
+    with pytest.raises(OSError, match="it does not close"):
+        team.close()
+    assert len(set(closed)) == 2
+    team.close()  # nothing is left to close
+    assert len(closed) == 2
 
 
 @pytest.mark.parametrize(

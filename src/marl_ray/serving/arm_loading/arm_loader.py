@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 
+from marl_ray.closing import close_all
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.arm_loading.live_experiments import LiveExperiments
@@ -68,8 +69,7 @@ class ArmLoader:
 
     def _drop(self, router: Router, arms: Collection[str]) -> None:
         if arms:
-            for arm in self._live_experiments.endpoints.drop_arms(router, arms):
-                arm.close()
+            close_all(arm.close for arm in self._live_experiments.endpoints.drop_arms(router, arms))
 
     def _load(self, router: Router, arms: Collection[str]) -> None:
         """Load those arms of an experiment that are not loaded yet.
@@ -111,8 +111,7 @@ class ArmLoader:
                 except MarlRayError as error:
                     missing[arm] = str(error)
         except BaseException:  # no arm answers yet, and the next round makes them all again
-            for new_arm in new_arms.values():
-                new_arm.close()
+            close_all(new_arm.close for new_arm in new_arms.values())
             raise
         if new_arms:
             live_experiments.endpoints.add_arms(router, new_arms)

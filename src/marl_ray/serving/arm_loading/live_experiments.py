@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from marl_ray.closing import close_all
 from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
@@ -80,8 +81,7 @@ class LiveExperiments:
             self.store.open(experiment.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
             state = self.store.assignment_state(experiment.config.name)
         except BaseException:
-            for new_arm in arms.values():
-                new_arm.close()
+            close_all(new_arm.close for new_arm in arms.values())
             raise
         return self.take_in(experiment.config, state, arms)
 

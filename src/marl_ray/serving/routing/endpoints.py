@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from marl_ray.closing import close_all
 from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
@@ -51,9 +52,7 @@ class Endpoints:
             loaded_arms = router.arms
             router.replace_arms({**arms, **loaded_arms})
             self._note_acting()
-        for name, arm in arms.items():
-            if name in loaded_arms:
-                arm.close()
+        close_all(arm.close for name, arm in arms.items() if name in loaded_arms)
 
     def drop_arms(self, router: Router, arms: Collection[str]) -> list[Arm | TextArm]:
         """Let an experiment answer with these arms no longer, and return those that it had, for the caller to close."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from marl_ray.closing import close_all
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.serving import served_engine
@@ -53,8 +54,7 @@ class TextBatcher:
             for name in policies:
                 self._batches[name] = TokenBatch(ServedModel(policy(name), engine))
         except BaseException:
-            for batch in self._batches.values():
-                batch.close()
+            self._close_batches()
             raise
         device = next(iter(self._batches.values())).model.policy.device
         memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
@@ -103,8 +103,10 @@ class TextBatcher:
         self._scorer.shutdown(wait=False, cancel_futures=True)
         if self._thread is not None:
             self._thread.join(CLOSE_S)
-        for batch in self._batches.values():
-            batch.close()
+        self._close_batches()
+
+    def _close_batches(self) -> None:
+        close_all(batch.close for batch in self._batches.values())
 
     def join(self, reply: BatchedReply) -> None:
         """See `ReplyQueue.join`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from marl_ray.closing import close_all
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.errors import ServingError
 from marl_ray.serving.handlers.openai.fields import (
@@ -60,8 +61,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     completions = _Completions(completion_id, options, has_log_probs)
 
     def close() -> None:
-        for writer in writers:
-            writer.close()
+        close_all(writer.close for writer in writers)
 
     try:
         await request.until_disconnect(_gather([writer.begin() for writer in writers]))
