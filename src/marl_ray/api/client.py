@@ -11,11 +11,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from marl_ray.api.calls import named_arguments
+from marl_ray.api.calls import named_arguments, short_repr
 from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.administration.requests import experiment_path, gateway_url, key_headers, request_json_with
+
+MAX_REQUEST_S = 86_400.0
+"""Seconds of a day, which no answer takes."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,17 @@ class Client:
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
         """Prepare requests to the gateway at `url`, each with a deadline of `timeout_s` seconds.
 
-        Raises MarlRayError for a `url` that is none.
+        Raises MarlRayError for a `url` that is none and for a key that no header can hold, and a FieldError that names
+        another argument that no request can be made with.
         """
+        if not isinstance(key, str | None):
+            raise FieldError("key", f"expected a text, got {type(key).__name__}")
+        is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+        if not is_number or not 0 < timeout_s < MAX_REQUEST_S:
+            raise FieldError(
+                "timeout_s",
+                f"expected seconds, more than 0 and less than {MAX_REQUEST_S:,.0f}, got {short_repr(timeout_s)}",
+            )
         self._client = DeadlineClient(base_url=gateway_url(url), timeout=timeout_s, headers=key_headers(key))
 
     @named_arguments

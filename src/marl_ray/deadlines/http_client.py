@@ -16,6 +16,8 @@ import httpcore
 import httpx
 from typing_extensions import override
 
+from marl_ray.errors import MarlRayError
+
 WRITE_BYTES = 1 << 14
 """Bytes that are written with one timeout: a record of TLS, so that a server that reads slowly is noticed too."""
 
@@ -47,6 +49,17 @@ _deadline: ContextVar[_Deadline] = ContextVar("request_deadline", default=_UNLIM
 def _tls_context() -> ssl.SSLContext:
     """Return the settings of TLS, made once in a process: reading the trusted certificates takes 20 ms."""
     return httpx.create_ssl_context()
+
+
+def check_header_secret(secret: str, source: str) -> str:
+    """Return a secret that a header can hold, as it is.
+
+    Raises MarlRayError for another one, which HTTP libraries would show in their errors. The error names the `source` and
+    shows nothing of the secret.
+    """
+    if not (secret.isascii() and secret.isprintable() and secret == secret.strip()):
+        raise MarlRayError(f"{source}: expected printable ASCII without blanks around it")
+    return secret
 
 
 class DeadlineClient(httpx.Client):

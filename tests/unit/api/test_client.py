@@ -1,6 +1,7 @@
 """The client refuses what JSON cannot hold before it asks the gateway, and names the argument."""
 
 import json
+import math
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from marl_ray.api.client import Client
-from marl_ray.errors import FieldError
+from marl_ray.errors import FieldError, MarlRayError
 
 NO_GATEWAY = "http://127.0.0.1:9"
 """Port of `discard`, where nothing answers: what is refused is refused before a request."""
@@ -52,6 +53,30 @@ def test_numbers_of_numpy_are_numbers(bodies):
         {"session_id": "s", "value": 0.5, "metrics": {"steps": 3.0, "cost": 0.25}},
         {"temperature": 0.5, "attributes": {"age": 7}},
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        ({"timeout_s": "30"}, "timeout_s: expected seconds, more than 0 and less than 86,400, got '30'"),
+        ({"timeout_s": True}, "timeout_s: expected seconds, more than 0 and less than 86,400, got True"),
+        ({"timeout_s": math.nan}, "timeout_s: expected seconds, more than 0 and less than 86,400, got nan"),
+        ({"timeout_s": math.inf}, "timeout_s: expected seconds, more than 0 and less than 86,400, got inf"),
+        ({"timeout_s": -1}, "timeout_s: expected seconds, more than 0 and less than 86,400, got -1"),
+        ({"key": 5}, "key: expected a text, got int"),
+        ({"key": "k\u00e9y"}, "key: expected printable ASCII without blanks around it"),
+        ({"key": "a\nb"}, "key: expected printable ASCII without blanks around it"),
+    ],
+)
+def test_a_client_is_refused_the_arguments_that_no_request_can_be_made_with(arguments, refusal):
+    with pytest.raises(MarlRayError, match=f"^{re.escape(refusal)}$"):
+        Client(NO_GATEWAY, **arguments)
+
+
+def test_the_variable_of_a_key_that_no_header_can_hold_is_named(monkeypatch):
+    monkeypatch.setenv("MARL_RAY_API_KEY", "k\u00e9y")
+    with pytest.raises(MarlRayError, match=r"^MARL_RAY_API_KEY: expected printable ASCII without blanks"):
+        Client(NO_GATEWAY)
 
 
 @pytest.mark.parametrize(

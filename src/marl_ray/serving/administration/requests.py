@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 
 from marl_ray.config.base import NAME_PATTERN, PATTERNS
-from marl_ray.deadlines.http_client import DeadlineClient
+from marl_ray.deadlines.http_client import DeadlineClient, check_header_secret
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
 from marl_ray.json_types import JsonMapping, JsonObject
@@ -59,10 +59,13 @@ def gateway_url(url: str, remedy: str = "") -> httpx.URL:
 def key_headers(key: str | None = None) -> dict[str, str]:
     """Return the header with the API key.
 
-    The key is the given one, else that of MARL_RAY_API_KEY. Without either there is no header.
+    The key is the given one, else that of MARL_RAY_API_KEY. Without either there is no header. Raises MarlRayError, which
+    does not show the key, for one with a character that a header cannot hold.
     """
     secret = key or os.environ.get(KEY_VARIABLE)
-    return {"authorization": f"Bearer {secret}"} if secret else {}
+    if not secret:
+        return {}
+    return {"authorization": f"Bearer {check_header_secret(secret, 'key' if key else KEY_VARIABLE)}"}
 
 
 def request_json_with(

@@ -114,7 +114,7 @@ def test_a_key_that_no_header_can_hold_is_refused_without_telling_it(key, monkey
     """Sent, it would be in the error of the library that sends it."""
     monkeypatch.setenv("THEIR_KEY", key)
     with pytest.raises(
-        MarlRayError, match=r"^api_key_env: expected printable ASCII without blanks around it in THEIR_KEY$"
+        MarlRayError, match=r"^api_key_env: THEIR_KEY: expected printable ASCII without blanks around it$"
     ) as caught:
         arm_answer(Replies(200, b""))
     assert key.strip()[:4] not in str(caught.value)

@@ -16,6 +16,7 @@ import httpx
 import orjson
 
 from marl_ray.config import ArmConfig
+from marl_ray.deadlines.http_client import check_header_secret
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.arms.errors import ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.external.chat_completions import (
@@ -61,11 +62,8 @@ class ExternalArm:
             self._key = os.environ.get(config.api_key_env, "")
             if not self._key:
                 raise MarlRayError(f"api_key_env: expected a key in the environment variable {config.api_key_env}")
-            if not (self._key.isascii() and self._key.isprintable() and self._key == self._key.strip()):
-                # HTTP headers cannot hold a line break; a key read from a file often ends with one.
-                raise MarlRayError(
-                    f"api_key_env: expected printable ASCII without blanks around it in {config.api_key_env}"
-                )
+            # A key that was read from a file often ends with a line break.
+            check_header_secret(self._key, f"api_key_env: {config.api_key_env}")
         self.transport: httpx.AsyncBaseTransport | None = None
         """The way to the server, if it is not HTTP; read when the client is made."""
         self._client: httpx.AsyncClient | None = None
