@@ -143,7 +143,7 @@ class GameRun:
         self.team = build_team(self.config, self.env, init_device_mesh("cpu", (1,)), False)
         self.learners: list[Learner] = list(self.team.learners.values())
         for learner in self.learners:
-            learner.refusal = "the properties read torch's gradients"
+            learner.compiled_refusal = "the properties read torch's gradients"
         self.iteration = 0
         self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
         self.recent = RecentEpisodes(self.config)

@@ -33,9 +33,9 @@ def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True)
     total = sum(arm.n for arm in arms.values())
     sign = 1.0 if higher_is_better else -1.0
     pooled = math.fsum(arm.n * arm.mean for arm in arms.values() if arm.n) / total if total else 0.0
-    inner = math.fsum((arm.n - 1) * arm.variance for arm in arms.values() if arm.n > 1)
-    outer = math.fsum(arm.n * (arm.mean - pooled) ** 2 for arm in arms.values() if arm.n)
-    pooled_variance = (inner + outer) / (total - 1) if total > 1 else 0.0
+    within = math.fsum((arm.n - 1) * arm.variance for arm in arms.values() if arm.n > 1)
+    between = math.fsum(arm.n * (arm.mean - pooled) ** 2 for arm in arms.values() if arm.n)
+    pooled_variance = (within + between) / (total - 1) if total > 1 else 0.0
     if not pooled_variance > 0:
         return {name: 1 / len(arms) for name in arms}
     means, deviations = [], []

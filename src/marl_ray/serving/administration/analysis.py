@@ -221,7 +221,7 @@ def _add_exact_bounds(
     }
     ends = {metric: (None, *ENDS) if metric in excluded else (None,) for metric in measures}
     questions = [
-        measure.question(side, arm, plan.control, end)
+        measure.bet_question(side, arm, plan.control, end)
         for metric, measure in measures.items()
         for arm in plan.treatments
         for side in (PROMOTION, HARM)

@@ -77,7 +77,7 @@ class Measure:
         """The margin in units of the metric; 0 if it is relative and therefore part of `scale`."""
         return self.margin if isinstance(self.margin, float) else 0.0
 
-    def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
+    def bet_question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
         """Return the question for the exact test; None if another test decides."""
         if self.range is None:
             return None
@@ -123,18 +123,18 @@ def measures_without_missing(config: ExperimentConfig) -> list[str]:
     return ["outcome", *rails] if config.missing == "exclude" else rails
 
 
-def questions_of(config: ExperimentConfig, plan: RampPlan) -> tuple[BetQuestion, ...]:
+def bet_questions_of(config: ExperimentConfig, plan: RampPlan) -> tuple[BetQuestion, ...]:
     """Return all questions for the exact test in one look."""
-    questions = dict.fromkeys(_questions(config, plan))
+    questions = dict.fromkeys(_bet_questions(config, plan))
     return tuple(question for question in questions if question is not None)
 
 
-def _questions(config: ExperimentConfig, plan: RampPlan) -> Iterator[BetQuestion | None]:
+def _bet_questions(config: ExperimentConfig, plan: RampPlan) -> Iterator[BetQuestion | None]:
     missing = measures_without_missing(config)
 
     def both(measure: Measure, side: int, arm: str) -> Iterator[BetQuestion | None]:
         for end in (None, *ENDS) if measure.name in missing else (None,):
-            yield measure.question(side, arm, plan.control, end)
+            yield measure.bet_question(side, arm, plan.control, end)
 
     for arm in plan.treatments:
         for measure in (outcome_of(config), shown_outcome_of(config)):
@@ -180,18 +180,18 @@ def run_test(
     missing = excludes_missing and min(reports) < 1
     sign = 1 if measure.is_higher_better else -1
     gain = sign * (treatment.mean - other.mean)
-    question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)
+    arm_question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)
     if min(treatment.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A relative margin of a mean that is not above 0 is meaningless.
         evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
         evidence = min(
-            (question.test_with_missing_at(end, margin * reports[0]) for end in ENDS), key=lambda test: test.e_value
+            (arm_question.test_with_missing_at(end, margin * reports[0]) for end in ENDS), key=lambda test: test.e_value
         )
         # The test is of the gain per judged unit, including units that do not report, against 0.
         evidence = evidence._replace(gain=gain, bound=evidence.bound / reports[0] - margin)
     else:
-        evidence = question.test_reported_units()
+        evidence = arm_question.test_reported_units()
         # The test is of "treatment - 0.98 control" if the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
     return ArmTest(measure.name, arm, measure.better, max(margin, 0.0), alpha, treatment, other, evidence, missing)
@@ -287,12 +287,12 @@ class ArmQuestion:
         return treatment, replace(other, mean=other.mean + back * of_other)
 
     def _bet(self, end: End | None) -> OneSided:
-        question = self.measure.question(self.side, self.arm, self.plan.control, end)
-        assert question is not None
+        bet_question = self.measure.bet_question(self.side, self.arm, self.plan.control, end)
+        assert bet_question is not None
         # Before the first unit that lacks the metric has bet, both ends equal the reports so far.
         evidence = (
-            self.look.bets.get(question)
-            or self.look.bets[replace(question, claim=replace(question.claim, missing=None))]
+            self.look.bets.get(bet_question)
+            or self.look.bets[replace(bet_question, claim=replace(bet_question.claim, missing=None))]
         )
         log_e = evidence.log_e
         bound = evidence.bound(self.alpha)

@@ -27,10 +27,10 @@ from marl_ray.serving.ramp_decisions.questions import (
     ArmTest,
     Measure,
     QuestionRules,
+    bet_questions_of,
     guardrail_of,
     measures_without_missing,
     outcome_of,
-    questions_of,
     run_test,
 )
 from marl_ray.serving.routing.unit_reports import ACTOR
@@ -219,7 +219,7 @@ def _stage_exposures(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 def read_results(evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Run `judge_look` on the store's present numbers."""
-    return judge_look(evidence.look(record, questions=questions_of(config, record.plan)), record, config)
+    return judge_look(evidence.look(record, questions=bet_questions_of(config, record.plan)), record, config)
 
 
 def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: ExperimentConfig) -> RampDecision | None:

@@ -34,16 +34,16 @@ class Learner:
     state: UpdateState
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
-    refusal: str
-    """The reason why torch takes the gradient steps although there is compiled code; empty if there is no such reason."""
+    compiled_refusal: str
+    """The reason why compiled code takes no gradient steps although there is some; empty if it may."""
 
     def __init__(self, model: object, mesh: DeviceMesh, settings: LearnerSettings):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
         self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.initial(self.policy)
         self.trust_region = settings.hyper.trust_region
-        self.own_groups = self._group_settings()
-        self.refusal, self._compared = "", False
+        self.configured_groups = self._group_settings()
+        self.compiled_refusal, self._has_compared = "", False
 
     @property
     def reason_for_torch(self) -> str:
@@ -51,7 +51,7 @@ class Learner:
 
         The text is empty where compiled code does.
         """
-        return reason_for_torch(self.policy) or self.refusal
+        return reason_for_torch(self.policy) or self.compiled_refusal
 
     @property
     def is_compiled(self) -> bool:
@@ -107,7 +107,7 @@ class Learner:
             for epoch in range(hyper.epochs)
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
-        encode = not (self.is_compiled and self._compared)  # compiled code encodes the batch itself
+        encode = not (self.is_compiled and self._has_compared)  # compiled code encodes the batch itself
         prepared, self.state, metrics = prepare_batch(
             policy, self.state, batch, share, minibatch_plan, costs, factor, where, encode
         )
@@ -126,17 +126,17 @@ class Learner:
         """Take the gradient steps by compiled code where there is some.
 
         Before its first step it is compared with torch; if it differs, torch takes all steps of the run, and
-        `refusal` says so.
+        `compiled_refusal` says so.
         """
         if not self.is_compiled:
             return gradient_epochs.descend(self.policy, self.state, prepared, where)
         from marl_ray.training.learner.compiled import epochs  # loads numba
 
-        if not self._compared and prepared.sizes[0, 0]:
-            self._compared = True
+        if not self._has_compared and prepared.sizes[0, 0]:
+            self._has_compared = True
             difference = epochs.largest_difference(self.policy, self.state, prepared)
             if not difference <= epochs.TOLERANCE:
-                self.refusal = f"compiled gradients differ from torch's by {difference:.1e}"
+                self.compiled_refusal = f"compiled gradients differ from torch's by {difference:.1e}"
                 return gradient_epochs.descend(self.policy, self.state, prepared, where)
         return epochs.descend(self.policy, self.state, prepared, where)
 
@@ -176,7 +176,7 @@ class Learner:
 
     def to_plain(self) -> JsonObject:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.to_plain() | {"groups": self._group_settings(), "refused": self.refusal}
+        return self.state.to_plain() | {"groups": self._group_settings(), "compiled_refusal": self.compiled_refusal}
 
     def load_state(self, plain: JsonMapping, where: str = "training") -> None:
         """Continue from `to_plain()`, after the tensors were loaded.
@@ -186,14 +186,14 @@ class Learner:
         self.state = self.state.from_plain(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.
-        if plain["refused"] and self.is_compiled:
-            self.refusal, self._compared = plain["refused"], True
+        if plain["compiled_refusal"] and self.is_compiled:
+            self.compiled_refusal, self._has_compared = plain["compiled_refusal"], True
         for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
             group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         self.policy.refresh_rollout_model(where)
 
     def apply_hyper(self) -> None:
         """Put this learner's hyper-parameters over those that came with a loaded state."""
-        for group, hyper_group in zip(self.policy.optimizer.param_groups, self.own_groups, strict=True):
+        for group, hyper_group in zip(self.policy.optimizer.param_groups, self.configured_groups, strict=True):
             group |= hyper_group
         self.state = self.state.with_hyper_of(self.policy)

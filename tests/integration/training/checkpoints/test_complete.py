@@ -33,7 +33,7 @@ OF_PLAY = {
     "run.evaluation.evaluator.starts.evaluation_copies": "is made by the first evaluation, and each begins with resets",
 }
 OF_COMPILED = {
-    f"run.team.learners[{name}]._compared": "says that this process has compared a compiled gradient, as each does"
+    f"run.team.learners[{name}]._has_compared": "says that this process has compared a compiled gradient, as each does"
     for name in ("first", "second")
 }
 OF_DECAY = {"run.team.learners[shared].trust_region": "is set from the run's steps before each update"}

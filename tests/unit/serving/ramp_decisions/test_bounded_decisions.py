@@ -20,7 +20,7 @@ from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
 from marl_ray.serving.administration.requests import report_lines
 from marl_ray.serving.pages.render import experiment_page
-from marl_ray.serving.ramp_decisions.questions import HARM, PROMOTION, questions_of
+from marl_ray.serving.ramp_decisions.questions import HARM, PROMOTION, bet_questions_of
 from marl_ray.serving.ramp_decisions.ramp_control import decide
 
 
@@ -54,7 +54,7 @@ def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(sto
                 share = 0.5 if row.assignment.epoch == 1 else 0.25
                 expected.add(np.array([outcome]), np.array([row.assignment.arm == "b"]), np.array([share]))
         question = next(
-            q for q in questions_of(config, stores.experiments.read("exp").plan) if q.claim == expected.claim
+            q for q in bet_questions_of(config, stores.experiments.read("exp").plan) if q.claim == expected.claim
         )
         for database in (stores, other):
             test = look(database, config).look.bets[question]

@@ -24,7 +24,7 @@ class MedianScheduler(Scheduler):
 
     @override
     def next_stop(self, steps: int) -> int | None:
-        passed = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0
+        passed = (steps - self.config.grace) // self.config.interval + 1 if steps >= self.config.grace else 0
         stop = self.config.grace + passed * self.config.interval
         return stop if stop < self.total_steps else None
 

@@ -76,7 +76,7 @@ def run_of(config: RunConfig, compiled: bool) -> Run:
     """A run of compiled code, or of torch as the reference, which its learners are told to use."""
     run = build_run(config, torch.device("cpu"))
     for learner in run.team.learners.values():
-        learner.refusal = "" if compiled else "torch is the reference"
+        learner.compiled_refusal = "" if compiled else "torch is the reference"
     return run
 
 
@@ -186,12 +186,12 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
         resumed = team_of(config).learners["all"]
         assert resumed.is_compiled
         resumed.load_state(plain)
-        assert resumed.reason_for_torch == plain["refused"]
+        assert resumed.reason_for_torch == plain["compiled_refusal"]
         branch = team_of(config_of(CASES["plain"] | {"hyper": {"kl_coef": 0.1}})).learners["all"]
         branch.load_state(plain)
-        assert branch.reason_for_torch == "hyper.kl_coef is above 0" and not branch.to_plain()["refused"]
+        assert branch.reason_for_torch == "hyper.kl_coef is above 0" and not branch.to_plain()["compiled_refusal"]
     # Checkpoints with other keys are of another format, which is refused in one line.
-    keys = ["cost_norms", "entropy_coef", "groups", "kl_coef", "multipliers", "refused", "value_norm"]
+    keys = ["compiled_refusal", "cost_norms", "entropy_coef", "groups", "kl_coef", "multipliers", "value_norm"]
     assert (FORMAT, sorted(plain)) == (3, keys)
     (line,) = lines
     assert line.startswith(
