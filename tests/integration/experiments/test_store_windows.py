@@ -68,8 +68,9 @@ class History:
         design, totals = look_settings(self.config), Totals()
         counted: dict[tuple, list[float]] = {}
         for exposed, stored_at in self.units:
-            session = design.randomize == "session"
-            arm, epoch, cluster = exposed.assignment.arm, exposed.assignment.epoch, "" if session else exposed.cluster
+            arm, epoch = exposed.assignment.arm, exposed.assignment.epoch
+            cluster = "" if design.randomize == "session" else exposed.cluster
+            assert cluster is not None
             totals.exposures[epoch, arm, cluster] = totals.exposures.get((epoch, arm, cluster), 0) + 1
             if stored_at > now - WINDOW - GRACE:
                 continue
@@ -79,8 +80,10 @@ class History:
             for (unit, metric), (value, arrived_at) in self.reported.items():
                 if unit == exposed.unit and arrived_at <= stored_at + WINDOW:
                     counted.setdefault((metric, *key), []).append(value)
-        for key, values in counted.items():
-            totals.values[key] = Moments(len(values), float(np.mean(values)), float(np.var(values)) * len(values))
+        for metric_key, values in counted.items():
+            totals.values[metric_key] = Moments(
+                len(values), float(np.mean(values)), float(np.var(values)) * len(values)
+            )
         return look_at(totals, design, now)
 
 

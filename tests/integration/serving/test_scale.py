@@ -85,7 +85,9 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_c
             until(lambda: count_running() == 2, "the second replica", LOAD_S, look_s=0.5)
             out = load.communicate(timeout=LOAD_S + 30)[0]
             assert "Non-2xx" not in out and "Socket errors" not in out, out
-            sent = int(re.search(r"(\d+) requests in", out)[1])
+            sent_match = re.search(r"(\d+) requests in", out)
+            assert sent_match is not None, out
+            sent = int(sent_match[1])
             # Both replicas answered, and each one's own count is scraped, all the time: what wrk has sent is their sum.
             until(
                 lambda: len(acts := count_acts()) == 2 and sum(acts.values()) >= sent,

@@ -55,6 +55,7 @@ def test_the_preferred_is_raised_and_the_other_lowered(new, reference, beta):
     ratios = (torch.tensor(new) - torch.tensor(reference)).requires_grad_()
     loss = dpo_loss(ratios[:1], ratios[1:], beta).sum()
     loss.backward()
+    assert ratios.grad is not None
     assert ratios.grad[0] <= 0 <= ratios.grad[1] and float(ratios.grad.sum()) == pytest.approx(0, abs=1e-6)
     margin = beta * float((ratios[0] - ratios[1]).detach())
     assert float(-ratios.grad[0]) == pytest.approx(beta / (1 + math.exp(margin)), rel=1e-3, abs=1e-6)

@@ -40,6 +40,7 @@ def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
     data = batch.trajectories["shared"]
     prompts = {prompt.stream: prompt for call in engine.calls for prompt in call}
     assert len(prompts) == len(data.mask) == batch.steps
+    assert data.prompts is not None
     for row in range(len(data.mask)):
         copy, agent, turn = int(data.episode[row]), int(data.agent[row]), int(data.turn[row])
         prompt = prompts[response_stream(TRAINING_STREAMS, 0, 0, copy, agent, turn)]
@@ -134,6 +135,7 @@ def test_data_does_not_depend_on_the_number_of_workers(scripted):
     assert single.episodes == [episode for part in parts for episode in part.episodes]
     for name in EACH:
         data, split = single.trajectories[name], [part.trajectories[name] for part in parts]
+        assert data.prompts is not None
         start = 0
         for part in split:
             rows = slice(start, start := start + len(part.mask))
@@ -163,6 +165,7 @@ def test_values_are_the_critics_own_in_reward_units(micro_batch):
     data = collector(partial(Talk, cost=("x", "y")), BOTH, signals=2).collect(team, 0).trajectories["shared"]
     with torch.no_grad():
         expected = model.evaluate(data.prompts, data.actions, data.mask)
+    assert data.cost_values is not None and expected.cost_values is not None
     torch.testing.assert_close(data.values, norms[0].denormalize(expected.values) * data.mask)
     for k in (0, 1):
         costs = norms[k + 1].denormalize(expected.cost_values[..., k]) * data.mask

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -44,7 +44,7 @@ json_values = st.recursive(
 FRAME = 1 << 22
 
 
-def through(value: object) -> object:
+def through(value: object) -> Any:
     """Send a value and return the one that arrives on the other side."""
     return codec.unpack(codec.loads(codec.dumps(codec.pack(value), FRAME)), FRAME)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning.search.spaces import SEARCHES, RandomSearch, TpeSearch, check_space, draw
+from marl_ray.tuning.search.spaces import SEARCHES, RandomSearch, Search, TpeSearch, Values, check_space, draw
 
 RUN = {"env": {"id": "toys.envs:countdown"}, "train": {"env_copies": 8}}
 LR = {"hyper.lr": {"grid": [0.1, 0.2]}}
@@ -123,11 +123,18 @@ def test_a_draw_is_a_function_of_its_number_and_lies_in_the_space(number):
     assert ("train.group_size" in values) == (values["algorithm"] != "ppo")
 
 
+def proposed(search: Search, number: int) -> Values:
+    """The values of this number, which the search must have."""
+    values = search.propose(number)
+    assert values is not None
+    return values
+
+
 def test_a_random_search_goes_through_its_grid_keys_with_each_draw():
     search = RandomSearch(
         sweep(LR | {"hyper.entropy_coef": {"uniform": [0, 1]}}, search="random", budget={"trials": 4})
     )
-    draws = [search.propose(number) for number in range(4)]
+    draws = [proposed(search, number) for number in range(4)]
     assert [draw["hyper.lr"] for draw in draws] == [0.1, 0.2, 0.1, 0.2]
     assert draws[0]["hyper.entropy_coef"] == draws[1]["hyper.entropy_coef"] != draws[2]["hyper.entropy_coef"]
 
@@ -179,7 +186,7 @@ def test_several_metrics_are_searched_together():
     keys = TPE | {"metric": [{"name": "return"}, {"name": "episode_cost", "mode": "min"}]}
     search = TpeSearch(sweep(**keys))
     for number in range(12):
-        values = search.propose(number)
+        values = proposed(search, number)
         search.tell(
             number, values, None if number % 4 == 0 else [values["hyper.entropy_coef"], -values["hyper.entropy_coef"]]
         )

@@ -131,6 +131,7 @@ def test_the_winners_config_and_command_are_exact(tmp_path):
     assert f"marl-ray train {tmp_path}/toy/winner.yaml" in page.text
     assert f"marl-ray deploy --from-sweep {tmp_path}/toy" in page.text
     data = yaml.safe_load(Path(folder.path, "winner.yaml").read_text())
+    assert sweep.records.winner is not None
     record = sweep.records.trials[sweep.records.winner]
     assert parse_config(RunConfig, data) == sweep.config.run_config(record.values, data["name"], 0)
     assert data["name"] == f"toy-{record.number:04d}-seed-0"
@@ -226,11 +227,11 @@ def test_the_end_of_a_sweep_is_a_document(tmp_path):
     sweep = finished_sweep(tmp_path, trials=2)
     sweep.end()
     result = SweepResult("toy", f"{tmp_path}/toy", sweep.records, "")
-    document = result.document()
+    document: dict[str, Any] = result.document()
     assert set(document) == keys_of("sweep") and document["trials"]["lost"] == 1
     assert document["winner"]["trial"] == sweep.records.winner and document["report"] is None
     assert "distinguishable from trial 0001: difference" in document["winner"]["certainty"]
-    ranking = {trial["trial"]: trial for trial in document["ranking"]}  # type: ignore[attr-defined]
+    ranking = {trial["trial"]: trial for trial in document["ranking"]}
     assert next(iter(ranking)) == sweep.records.winner and len(ranking) > 1
     for number, trial in ranking.items():
         assert trial["values"] == sweep.records.trials[number].values
@@ -310,9 +311,11 @@ def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path
     with SweepProgress(sweep.config, sweep.records, console):
         pass
     shown = text_of(console)
-    best = max(sweep.records.trials[:4], key=lambda record: record.objectives[0])
+    scores = {record.number: record.objectives[0] for record in sweep.records.trials[:4] if record.objectives}
+    assert len(scores) == 4
+    best = max(scores, key=lambda number: scores[number])
     line = next(line for line in shown.splitlines() if ", best" in line)
-    assert line.split()[0] == f"{best.number:04d}"
+    assert line.split()[0] == f"{best:04d}"
     assert re.search(r"0008 .* running +25,000 \(50%\)", shown)
     assert "stopped" in shown and "asha: place" in shown
     assert "seed 1: policy 'shared'" in shown

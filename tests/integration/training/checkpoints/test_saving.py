@@ -150,9 +150,13 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     """Return what each of two workers raises if one of them cannot copy its weights."""
     run = build_run(config("resources.workers=2"), torch.device("cpu"))
     run.step()
+
+    def fail() -> None:
+        raise KeyError("weights")
+
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
-            patch.setattr(run.saver.copy, "take", lambda: lambda: {}["weights"])
+            patch.setattr(run.saver.copy, "take", lambda: fail)
         run.save(local_stored_folder(Path(folder, "now")))
     run.step()  # the weights may change: they are in no checkpoint
     with pytest.raises(UnwritableCheckpointError) as caught:

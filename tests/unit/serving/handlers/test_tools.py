@@ -1,6 +1,7 @@
 """Tools of chats: how templates show them, how calls are found, and that forced ones are calls."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ def tool(name: str, **more: object) -> dict:
 
 
 USER = {"role": "user", "content": "how warm is it?"}
-CALLED = {
+CALLED: dict[str, Any] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "warmth", "arguments": {"city": "é"}}}],
@@ -204,7 +205,6 @@ async def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
         await post(client, "/v1/chat/completions", question | {"tool_choice": "required"})
         await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
     free, forced, raw = read_logged(str(config.decision_log), "exp")
-    assert free.messages[1]["tool_calls"][0]["function"] == {"name": "warmth", "arguments": {"city": "é"}}
-    assert list(free.tools) == [tool("warmth")] and free.messages[2]["content"] == RESULT["content"]
+    assert list(free.messages) == [*CHAT["messages"], CALLED, RESULT] and list(free.tools) == [tool("warmth")]
     assert ("guide" in free.asked, "guide" in forced.asked) == (False, True)
     assert (raw.prompt, list(raw.messages), list(raw.prompt_ids)) == (None, [], [1, 2, 3])
