@@ -1,4 +1,4 @@
-"""Every message that docs/troubleshooting.md explains is one that the source can print."""
+"""Every message that docs/messages.md explains is one that the source can print."""
 
 import ast
 import re
@@ -12,16 +12,16 @@ HOLE = "\0"
 """It stands in a template where a formatted text has a value."""
 MIN_LETTERS = 8
 """Minimum number of letters that a quoted message shares with its template."""
-ENTRY = re.compile(r"^#### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[]", re.MULTILINE)
+ENTRY = re.compile(r"^### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[]", re.MULTILINE)
 """A heading, the cause of the message, and its remedy."""
 
 
 def quoted_messages() -> list[str]:
-    """The headings of the fourth level below the heading Messages, whose parts are of the third."""
-    page = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Messages\n")[2]
+    """The headings of the third level; the page's parts are of the second."""
+    page = (ROOT / "docs/messages.md").read_text()
     messages = [match[2] for match in ENTRY.finditer(page)]
-    headings = re.findall("^#### ", page, re.MULTILINE)
-    assert not re.search("^(##? |### .*`)", page, re.MULTILINE), "expected groups of level 3 and messages of level 4"
+    headings = re.findall("^### ", page, re.MULTILINE)
+    assert not re.search("^(#### |## .*`)", page, re.MULTILINE), "expected groups of level 2 and messages of level 3"
     assert len(messages) == len(headings), "expected headings of a message in backticks, its cause, and what to do"
     return messages
 
