@@ -9,7 +9,7 @@ from benchmarks.records import ROOT
 from benchmarks.serving.cluster import gateway, serve_applications
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
-from marl_ray.serving.play import play_episodes
+from marl_ray.serving.client.play import play_episodes
 
 EXPERIMENT = "math"
 CLIENTS = 32

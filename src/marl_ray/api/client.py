@@ -15,7 +15,7 @@ from marl_ray.api.calls import named_arguments, short_repr
 from marl_ray.deadlines.http_client import DeadlineClient
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.serving.administration.requests import experiment_path, gateway_url, key_headers, request_json_with
+from marl_ray.serving.client.requests import experiment_path, gateway_url, key_headers, request_json_with
 
 MAX_REQUEST_S = 86_400.0
 """Seconds of a day, which no answer takes."""

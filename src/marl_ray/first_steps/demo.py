@@ -155,7 +155,7 @@ def _train(config: Path, folder: Path, dashboard_url: str, listener: JobListener
 def ramp_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything, and return its name."""
     from marl_ray.envs.registry import make_env
-    from marl_ray.serving.administration.requests import deploy_bundle
+    from marl_ray.serving.administration.remote_experiments import deploy_bundle
     from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents
     from marl_ray.training.team.families.actor_critic_teams import ActorCriticTeam
 
@@ -172,8 +172,8 @@ def ramp_untrained(config: RunConfig, folder: Path, url: str) -> str:
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment:
     """Play episodes over HTTP until the router has decided on the experiment, at most `episodes`."""
     from marl_ray.envs.registry import make_env
-    from marl_ray.serving.administration.requests import request_json
-    from marl_ray.serving.play import play_episodes
+    from marl_ray.serving.client.play import play_episodes
+    from marl_ray.serving.client.requests import request_json
 
     key, played_episodes = os.environ["MARL_RAY_API_KEY"], list[Any]()
     while len(played_episodes) < episodes:

@@ -68,7 +68,7 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
     """
     from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.registry import make_env
-    from marl_ray.serving.play import play_episodes
+    from marl_ray.serving.client.play import play_episodes
     from marl_ray.training.driver import train
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.metrics_file import read_metrics

@@ -22,7 +22,7 @@ from waiting import until
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.serving.administration.deploy import deploy
-from marl_ray.serving.administration.requests import deploy_bundle, report_lines
+from marl_ray.serving.administration.remote_experiments import deploy_bundle, report_lines
 from marl_ray.serving.asgi import Gateway
 
 pytestmark = pytest.mark.shared_ray("two")

@@ -18,8 +18,8 @@ from toy_serving.gateways import make_bundle, write_keys
 from marl_ray.cli import main
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.policies.bundles.loading import load_bundle
-from marl_ray.serving.administration.requests import request_json
 from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.client.requests import request_json
 from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.report import write_report
 

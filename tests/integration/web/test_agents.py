@@ -20,7 +20,7 @@ from marl_ray.envs.web.miniwob_elements import MiniWobElements
 from marl_ray.evaluation.web_agents.protocol import WebAnswer, WebTurn
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.sampling_copy import plain_copy
-from marl_ray.serving.play import play_episode
+from marl_ray.serving.client.play import play_episode
 from marl_ray.training.single_process import train_alone
 
 __all__ = ["no_chromium_stays"]

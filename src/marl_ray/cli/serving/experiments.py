@@ -27,7 +27,8 @@ def experiment_create(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config import ExperimentConfig, load_config
-    from marl_ray.serving.administration.requests import report_lines, request_json
+    from marl_ray.serving.administration.remote_experiments import report_lines
+    from marl_ray.serving.client.requests import request_json
 
     body = load_config(ExperimentConfig, config).model_dump(mode="json") | {"reason": reason}
     report = request_json(url, "/v1/experiments", body)
@@ -37,7 +38,7 @@ def experiment_create(
 @experiment_app.command("ls")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """List the experiments of the gateway."""
-    from marl_ray.serving.administration.requests import request_json
+    from marl_ray.serving.client.requests import request_json
 
     rows = request_json(url, "/v1/experiments")["experiments"]
     shares = [", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items()) for row in rows]
@@ -51,7 +52,8 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> N
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """Show an experiment's state, traffic, outcomes and decisions."""
-    from marl_ray.serving.administration.requests import experiment_path, report_lines, request_json
+    from marl_ray.serving.administration.remote_experiments import report_lines
+    from marl_ray.serving.client.requests import experiment_path, request_json
 
     report = request_json(url, experiment_path(name))
     show(as_json, report, report_lines(report))
@@ -66,7 +68,7 @@ def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     from rich.console import Console
     from rich.live import Live
 
-    from marl_ray.serving.administration.requests import report_lines, watch
+    from marl_ray.serving.administration.remote_experiments import report_lines, watch
 
     with Live(auto_refresh=False, console=Console(stderr=as_json)) as live:
         for report in watch(url, name):
@@ -80,7 +82,7 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     """Show every change of an experiment: when, by whom, why."""
     from datetime import UTC, datetime
 
-    from marl_ray.serving.administration.requests import experiment_path, request_json
+    from marl_ray.serving.client.requests import experiment_path, request_json
 
     def entry_line(entry: JsonObject) -> str:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
@@ -144,7 +146,7 @@ def _add_change_command(action: str, text: str) -> None:
         url: GatewayUrl = LOCAL_GATEWAY,
         as_json: Json = False,
     ) -> None:
-        from marl_ray.serving.administration.requests import experiment_path, request_json
+        from marl_ray.serving.client.requests import experiment_path, request_json
 
         body = {"reason": reason} | ({"arm": arm} if arm else {})
         report = request_json(url, experiment_path(name, action), body)

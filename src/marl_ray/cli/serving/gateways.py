@@ -124,7 +124,8 @@ def deploy(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.serving.administration.requests import deploy_bundle, report_lines, request_json
+    from marl_ray.serving.administration.remote_experiments import deploy_bundle, report_lines
+    from marl_ray.serving.client.requests import request_json
 
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping
 from marl_ray.serving.administration.deploy import deploy
 from marl_ray.serving.administration.lint import IMPORT_PATHS, read_serve_config
-from marl_ray.serving.administration.requests import GATEWAY_VARIABLE, KEY_VARIABLE
+from marl_ray.serving.client.requests import GATEWAY_VARIABLE, KEY_VARIABLE
 from marl_ray.serving.http.keys import new_key
 
 CPUS = 4

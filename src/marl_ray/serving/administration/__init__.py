@@ -1,1 +1,1 @@
-"""Programs of those who run a gateway: requests over HTTP, deployment, analysis of experiments, and a linter."""
+"""Programs of those who run a gateway: its deployment, its experiments over HTTP, their analysis, and a linter."""

@@ -14,7 +14,7 @@ from toy_serving.text_gateways import ASK, CHAT, TEXT, events, make_text_bundle,
 
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.administration.requests import deploy_bundle, report_lines
+from marl_ray.serving.administration.remote_experiments import deploy_bundle, report_lines
 from marl_ray.serving.asgi import Gateway
 
 

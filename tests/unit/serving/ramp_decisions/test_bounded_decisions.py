@@ -18,7 +18,7 @@ from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, shifted_ends
 from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.serving.administration.requests import report_lines
+from marl_ray.serving.administration.remote_experiments import report_lines
 from marl_ray.serving.pages.render import experiment_page
 from marl_ray.serving.ramp_decisions.questions import HARM, PROMOTION, bet_questions_of
 from marl_ray.serving.ramp_decisions.ramp_control import decide

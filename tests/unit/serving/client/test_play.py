@@ -14,8 +14,8 @@ from toys.texts import Echo
 
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.serving import play as playing
-from marl_ray.serving.play import PlayedEpisode, play_episode, play_episodes, post
+from marl_ray.serving.client import play as playing
+from marl_ray.serving.client.play import PlayedEpisode, play_episode, play_episodes, post
 
 
 class Narrow(Echo):

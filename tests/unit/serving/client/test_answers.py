@@ -13,7 +13,7 @@ from marl_ray.api.client import Client
 from marl_ray.cli.main import main
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.administration.answers import ANSWERS, check_answer
+from marl_ray.serving.client.answers import ANSWERS, check_answer
 from marl_ray.serving.handlers.api_description.document import openapi
 from marl_ray.serving.handlers.route_table import ROUTES
 

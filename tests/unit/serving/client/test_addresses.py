@@ -11,8 +11,8 @@ from marl_ray.api.client import Client
 from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.administration import requests
-from marl_ray.serving.administration.requests import experiment_path, request_json
+from marl_ray.serving.client import requests
+from marl_ray.serving.client.requests import experiment_path, request_json
 
 
 def test_what_a_second_terminal_needs_is_printed_for_pasting():

@@ -16,10 +16,8 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.administration.requests import gateway_url, read_answer
+from marl_ray.serving.client.requests import REQUEST_S, gateway_url, read_answer
 
-REQUEST_S = 30.0
-"""Seconds that one request to the gateway may take."""
 Act = Callable[[Mapping[str, Any], Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Observations and action masks by agent -> actions by agent."""
 

@@ -1,0 +1,1 @@
+"""Clients of a gateway over HTTP: requests, the answers that they read, and episodes that are played against it."""
