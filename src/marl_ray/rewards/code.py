@@ -13,6 +13,7 @@ from typing import Any
 from marl_ray.config import CodeRewardConfig
 from marl_ray.rewards.call_tests import run_calls
 from marl_ray.rewards.extraction import extract
+from marl_ray.rewards.option_numbers import check_not_negative
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style
 from marl_ray.sandbox import Limits, Pool, Status
@@ -175,7 +176,7 @@ class CodeTests:
 
     The environment's metric `hidden` is taken where there is one; otherwise the hidden tests of `task.code` run here.
 
-    correctness: weight of the fraction of hidden tests that pass, 1.
+    correctness: weight of the fraction of hidden tests that pass, 1; every weight is finite, 0 or more.
     style: weight of the style, which counts where all tests pass, 0.
     efficiency: weight of the speed, which counts where all tests pass, 0.
     timeout_s: CPU seconds of the tests that run here, 3.
@@ -192,9 +193,9 @@ class CodeTests:
         timeout_s: float = 3.0,
         memory_bytes: int = 1 << 30,
     ):
-        """Raise ValueError for a weight below 0 and for limits that are too small."""
-        if not min(correctness, style, efficiency) >= 0:
-            raise ValueError(f"weights {correctness}, {style}, {efficiency}: expected 0 or more")
+        """Raise ValueError naming the weight that is out of its range, and for limits that are too small."""
+        for name, weight in {"correctness": correctness, "style": style, "efficiency": efficiency}.items():
+            check_not_negative(name, weight)
         self.correctness, self.style, self.efficiency = correctness, style, efficiency
         self.limits = limits_of_tests(timeout_s, memory_bytes)
 
