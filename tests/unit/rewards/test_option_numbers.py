@@ -6,13 +6,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from marl_ray.config import CodeRewardConfig
+from marl_ray.deadlines.seconds import DAY_S
 from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.rewards.answers import MathAnswer
 from marl_ray.rewards.code import CodeTests
 from marl_ray.rewards.judge.reward import LLMJudge
 from marl_ray.rewards.option_numbers import check_finite, check_not_negative
+from marl_ray.sandbox.limits import MAX_MEMORY_BYTES, MIN_MEMORY_BYTES
 
 OPTIONS = [
     (CodeTests, "correctness", {}),
@@ -67,3 +71,26 @@ def test_the_counts_of_a_judge_are_whole_numbers(option, value):
     least = 0 if option == "retries" else 1
     with pytest.raises(ValueError, match=line(f"{option}={value!r}, expected a whole number of at least {least}")):
         LLMJudge(offline=True, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("timeout_s", 0),
+        ("timeout_s", DAY_S),
+        ("timeout_s", math.inf),
+        ("memory_bytes", MIN_MEMORY_BYTES - 1),
+        ("memory_bytes", MAX_MEMORY_BYTES + 1),
+        ("correctness", math.inf),
+        ("style", math.nan),
+        ("shaping", -1),
+    ],
+)
+def test_the_config_of_a_reward_for_code_has_the_same_ranges(option, value):
+    with pytest.raises(ValidationError, match=option):
+        CodeRewardConfig(**{option: value})
+
+
+def test_the_ends_of_the_ranges_are_in_the_config_of_a_reward_for_code():
+    for memory_bytes in (MIN_MEMORY_BYTES, MAX_MEMORY_BYTES):
+        assert CodeRewardConfig(memory_bytes=memory_bytes, timeout_s=DAY_S - 1).memory_bytes == memory_bytes

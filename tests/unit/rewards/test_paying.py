@@ -20,6 +20,8 @@ from marl_ray.rewards.answers import same_answer
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.protocol import make_reward
 
+SECONDS = "expected seconds, more than 0 and less than a day (86,400)"
+BYTES = "expected a whole number of bytes, at least 64 MiB (67,108,864) and at most 256 TiB (281,474,976,710,656)"
 TASK = MathTask("t", "3+4=", "7")
 OWN = '''
 """Rewards of a user."""
@@ -176,7 +178,11 @@ def test_a_wrong_choice_is_one_line(reward, words):
             "code_tests rejected {'style': -1} (style=-1, expected a finite number, 0 or more)",
         ),
         ({"code_tests": {"correctness": math.inf}}, "(correctness=inf, expected a finite number, 0 or more)"),
-        ({"code_tests": {"timeout_s": 0}}, "(timeout_s=0, memory_bytes=1073741824: expected more than 0 and at least"),
+        ({"code_tests": {"timeout_s": 0}}, f"(timeout_s=0, {SECONDS})"),
+        ({"code_tests": {"timeout_s": 1e12}}, f"(timeout_s=1000000000000.0, {SECONDS})"),
+        ({"code_tests": {"timeout_s": math.inf}}, f"(timeout_s=inf, {SECONDS})"),
+        ({"code_tests": {"memory_bytes": 1}}, f"(memory_bytes=1, {BYTES})"),
+        ({"code_tests": {"memory_bytes": 1 << 70}}, f"(memory_bytes={1 << 70}, {BYTES})"),
         ("math_answer", "reward: math_answer reads task.answer, which tasks of this environment do not have"),
     ],
 )

@@ -56,8 +56,9 @@ class CodeTeam(TextEnv):
     reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `code_tests`.
     shaping: what the generator earns for all public tests, 0.1; finite, 0 or more.
     review_weight: what the reviewer earns for all hidden tests, 0.5; finite.
-    timeout_s: CPU seconds of all calls of a program together, 3; of a program that reads stdin, of each run.
-    memory_bytes: memory of the same, 1 GiB.
+    timeout_s: CPU seconds of all calls of a program together, 3; of a program that reads stdin, of each run; less than a
+        day.
+    memory_bytes: memory of the same, 1 GiB; from 64 MiB to 256 TiB.
     mistakes: the share of the demonstrations that repair a wrong program, 0.5.
     seed: orders the training tasks.
     cost: those of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) that are costs, by default none.
