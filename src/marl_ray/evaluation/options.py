@@ -45,7 +45,7 @@ class ScoringOptions:
     mode: str | None = None
     """`official`, `hardened` or `both`; None takes all modes that the benchmark has."""
     timeout_s: float | None = None
-    """CPU seconds of one run of a program; None takes the official limit."""
+    """CPU seconds of one run of a program, less than a day; None takes the official limit."""
     min_level: Level = Level.PATHS
     """The weakest confinement in which programs may run."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from marl_ray.rewards.math_answers import TOLERANCE, answers_match, number
 from marl_ray.rewards.math_reward import math_reward
+from marl_ray.rewards.option_numbers import check_not_negative
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
@@ -29,9 +30,11 @@ class MathAnswer:
     needs = ("answer",)
 
     def __init__(self, tolerance: float = TOLERANCE):
-        """Take the relative tolerance of answers that are no whole numbers. Raises ValueError if it is negative."""
-        if not tolerance >= 0:
-            raise ValueError(f"tolerance={tolerance}, expected 0 or more")
+        """Take the relative tolerance of answers that are no whole numbers.
+
+        Raises ValueError if it is negative or not finite.
+        """
+        check_not_negative("tolerance", tolerance)
         self.tolerance = tolerance
 
     def __call__(self, prompt: str, answer: str, task: Any) -> float:

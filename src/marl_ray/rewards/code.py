@@ -11,13 +11,15 @@ from functools import lru_cache
 from typing import Any
 
 from marl_ray.config import CodeRewardConfig
+from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.rewards.call_tests import run_calls
 from marl_ray.rewards.extraction import extract
+from marl_ray.rewards.option_numbers import check_not_negative
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
-from marl_ray.sandbox.limits import MIN_MEMORY_BYTES
+from marl_ray.sandbox.limits import check_memory
 
 CPU_NOISE_S = 0.01
 """Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
@@ -162,11 +164,9 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
 
 
 def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
-    """Return the limits of tests. Raises ValueError for too small ones."""
-    if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY_BYTES):
-        raise ValueError(
-            f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {MIN_MEMORY_BYTES}"
-        )
+    """Return the limits of tests. Raises ValueError naming the one that is out of its range."""
+    check_seconds("timeout_s", timeout_s)
+    check_memory("memory_bytes", memory_bytes)
     return Limits(cpu_s=timeout_s, memory_bytes=memory_bytes)
 
 
@@ -175,11 +175,11 @@ class CodeTests:
 
     The environment's metric `hidden` is taken where there is one; otherwise the hidden tests of `task.code` run here.
 
-    correctness: weight of the fraction of hidden tests that pass, 1.
+    correctness: weight of the fraction of hidden tests that pass, 1; every weight is finite, 0 or more.
     style: weight of the style, which counts where all tests pass, 0.
     efficiency: weight of the speed, which counts where all tests pass, 0.
-    timeout_s: CPU seconds of the tests that run here, 3.
-    memory_bytes: memory of the tests that run here, 1 GiB.
+    timeout_s: CPU seconds of the tests that run here, 3; less than a day.
+    memory_bytes: memory of the tests that run here, 1 GiB; from 64 MiB to 256 TiB.
     """
 
     needs = ("code",)
@@ -192,9 +192,9 @@ class CodeTests:
         timeout_s: float = 3.0,
         memory_bytes: int = 1 << 30,
     ):
-        """Raise ValueError for a weight below 0 and for limits that are too small."""
-        if not min(correctness, style, efficiency) >= 0:
-            raise ValueError(f"weights {correctness}, {style}, {efficiency}: expected 0 or more")
+        """Raise ValueError naming the weight or the limit that is out of its range."""
+        for name, weight in {"correctness": correctness, "style": style, "efficiency": efficiency}.items():
+            check_not_negative(name, weight)
         self.correctness, self.style, self.efficiency = correctness, style, efficiency
         self.limits = limits_of_tests(timeout_s, memory_bytes)
 

@@ -15,7 +15,8 @@ TOLERANCE = 1e-6
 MAX_ANSWER_LENGTH = 2000
 """Characters of the longest answer that is read as mathematics; longer ones are compared as text alone."""
 MAX_ITEMS, MAX_DEPTH = 64, 8
-"""Maximum number of items of a set or tuple, and of such collections in each other: comparing sets takes quadratic time."""
+"""Maximum number of items of a collection, and of collections and names (`x =`) around an item: comparing sets takes
+quadratic time. What has more of them is compared as text alone."""
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
 _PLAIN_NUMBER = rf"(?:{_DECIMAL})(?:e[-+]?\d{{1,3}})?"
@@ -70,6 +71,10 @@ _UNIT_ABBREVIATIONS = {
 }  # fmt: skip
 _PLURAL_IN_ES = re.compile(r"(?:(?<=ch|sh|ss)|(?<=[xz]))(?:es?)?$")
 """The end of a name that takes -es in the plural, and of such a plural."""
+_PLURAL_IN_IES = re.compile(r"(?<=[^aeiou])(?:y|ies?)$")
+"""The end of a name that takes -ies in the plural, and of such a plural; -ie may be the end of a singular (calorie)."""
+_SINGULARS_IN_S = {"atlas", "bias", "bonus", "bus", "campus", "canvas", "circus", "gas", "iris", "lens", "virus"}
+"""Names that end in -s and take -es in the plural. No ending tells them: gases are of a gas, but phrases of a phrase."""
 _NO_UNIT = re.compile(
     r"hundreds?|thousands?|[mb]illions?|trillions?|dozens?|score|pairs?|squared|cubed|factorial|percent|pi|sin|cos|tan|log|"
     r"ln|exp|sqrt|root|times|plus|minus|over|mod|infinity|hal(?:f|ves)|quarters?|\w*(?:thirds?|fourths?|ths?)|or|and|not",
@@ -219,12 +224,19 @@ def _read_unit(text: str) -> str | None:
 
 
 def _stem(name: str) -> str:
-    """Return what the singular and the plural of a unit's name have in common.
+    """Return what the singular and the regular plural of a unit's name have in common.
 
     Before -es a singular may end in -e (caches of a cache) or not (batches of a batch), so the -e goes from all of them.
+    Plurals that change the word (leaves of a leaf, potatoes of a potato, axes of an axis) are names of their own.
     """
-    stem, endings = _PLURAL_IN_ES.subn("", name)
-    return stem if endings else name.removesuffix("s")
+    singular = re.sub("es?$", "", name)
+    if singular in _SINGULARS_IN_S:
+        return singular
+    for ending, replacement in ((_PLURAL_IN_ES, ""), (_PLURAL_IN_IES, "y")):
+        stem, endings = ending.subn(replacement, name)
+        if endings:
+            return stem
+    return name.removesuffix("s")
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
@@ -239,7 +251,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 
 def _read_items(text: str) -> tuple[str, list[str]] | None:
-    """Return the kind and items of a collection; None for any other text.
+    """Return the kind and items of a collection of at most `MAX_ITEMS` items; None for any other text.
 
     The kind is `{` for a set or list, the brackets for a tuple or interval, and `\u222a` for a union.
     """
@@ -250,6 +262,8 @@ def _read_items(text: str) -> tuple[str, list[str]] | None:
         if len(parts) > 1:
             return ("{" if mark == "," else mark), parts
     words = re.split(r" (?:or|and) ", text)
+    if len(words) > MAX_ITEMS:
+        return None
     if len(words) > 1:
         return "{", words
     if text.startswith("\u00b1") and len(text) > 1:
@@ -265,15 +279,17 @@ def _read_items(text: str) -> tuple[str, list[str]] | None:
 def _split_outside_brackets(text: str, mark: str) -> list[str] | None:
     """Return the parts between marks that are in no bracket.
 
-    Returns None if there are too many, or if brackets do not close.
+    Returns None if there are more than `MAX_ITEMS`, or if brackets do not close.
     """
     depth = begin = 0
     parts: list[str] = []
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
-        if depth < 0 or len(parts) > MAX_ITEMS:
+        if depth < 0:
             return None
         if character == mark and depth == 0:
+            if len(parts) == MAX_ITEMS - 1:
+                return None  # the mark has an item before it and one behind it
             parts.append(text[begin:place].strip())
             begin = place + 1
     return [*parts, text[begin:].removeprefix(" and ").removeprefix(" or ").strip()] if depth == 0 else None

@@ -33,7 +33,8 @@ UNREADABLE_NAMES = {
 NAMESPACES = {"globals", "locals", "vars", "__dict__", "__globals__"}
 """Names that give all names of a module, also those above, by a subscript."""
 MAX_TEXTS, MAX_DEPTH = 16, 3
-"""Maximum number of texts that a program runs, and of such texts in each other; each takes a run of ruff."""
+"""Maximum number of texts that a program runs, those in texts included, and of such texts in each other; each takes a run of
+ruff, as the program itself does."""
 _HIDING_STRING = re.compile(
     rf"builtins|^[rR]?[fF].*\b(?:(?:{'|'.join(sorted(TEXT_RUNNERS | UNREADABLE_NAMES))})\b"
     rf"|(?:{'|'.join(sorted(NAMESPACES))})(?:(?<=__)|\s*\())",
@@ -50,13 +51,15 @@ def count_violations(code: str) -> int | None:
     MarlRayError if ruff is not installed.
     """
     total, waiting = 0, [(code, 0)]
-    checked = 0
+    text_count = 0
     while waiting:
         text, depth = waiting.pop()
-        checked += 1
         count = _count_in_text(text)
         texts = None if count is None else texts_to_run(text)
-        if count is None or texts is None or checked > MAX_TEXTS or (texts and depth == MAX_DEPTH):
+        if count is None or texts is None or (texts and depth == MAX_DEPTH):
+            return None
+        text_count += len(texts)
+        if text_count > MAX_TEXTS:
             return None
         total += count + len(texts)
         waiting += [(inner, depth + 1) for inner in texts]

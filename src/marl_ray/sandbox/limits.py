@@ -3,6 +3,7 @@
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from numbers import Integral
 
 
 class Level(IntEnum):
@@ -38,11 +39,28 @@ WALL_FACTOR = 4.0
 
 MIN_MEMORY_BYTES = 1 << 26
 """Minimum of `Limits.memory_bytes` that configs and tools take: the interpreter itself takes about 40 MB of it."""
+MAX_MEMORY_BYTES = 1 << 48
+"""Maximum of `Limits.memory_bytes` that configs and tools take: no process of Linux has more addresses unless it asks for
+them, 47 bits on x86-64 and 48 on arm64 (arch/x86/x86_64/mm.rst and arch/arm64/memory.rst of the kernel's Documentation)."""
+MAX_RUN_S = 1 << 21
+"""Maximum seconds of a run, 24 days: poll(2) takes milliseconds, in 31 bits."""
+MAX_SIZE = 1 << 62
+"""Maximum of every size in `Limits`: setrlimit of Python takes 63 bits, and a judge adds the memory that it takes itself."""
+
+
+def check_memory(name: str, value: object) -> None:
+    """Raise ValueError naming the option if its value is no memory that a program can be limited to; a bool is none."""
+    memory_bytes = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else 0
+    if not MIN_MEMORY_BYTES <= memory_bytes <= MAX_MEMORY_BYTES:
+        raise ValueError(
+            f"{name}={value!r}, expected a whole number of bytes, at least 64 MiB ({MIN_MEMORY_BYTES:,}) and at most "
+            f"256 TiB ({MAX_MEMORY_BYTES:,})"
+        )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one run."""
+    """Limits of one run. Raises ValueError naming the limit that is out of its range."""
 
     cpu_s: float = 3.0
     """Seconds of CPU time, all threads together; 3 is the timeout of openai/human-eval's harness. A judged program's tests
@@ -63,6 +81,22 @@ class Limits:
     """Size of one call's arguments, of its answer, and of all items of an iterator, between candidate and tests."""
 
     _FORMAT = struct.Struct("<ddQQQQQ")
+
+    def __post_init__(self) -> None:
+        for name, seconds in {"cpu_s": self.cpu_s, "wall_s": self.max_wall_s}.items():
+            if not 0 < seconds <= MAX_RUN_S:
+                raise ValueError(f"{name}={seconds!r}, expected seconds, more than 0 and at most {MAX_RUN_S:,}")
+        sizes = {
+            "memory_bytes": self.memory_bytes,
+            "output_bytes": self.output_bytes,
+            "file_bytes": self.file_bytes,
+            "open_files": self.open_files,
+            "stack_bytes": self.stack_bytes or 0,
+            "frame_bytes": self.frame_bytes,
+        }
+        for name, size in sizes.items():
+            if not (isinstance(size, Integral) and 0 <= size <= MAX_SIZE):
+                raise ValueError(f"{name}={size!r}, expected a whole number from 0 to {MAX_SIZE:,}")
 
     @property
     def max_wall_s(self) -> float:

@@ -17,6 +17,7 @@ from marl_ray.rewards import (
     run_tests,
     style,
 )
+from marl_ray.rewards.style import MAX_DEPTH, MAX_TEXTS
 from marl_ray.sandbox import Level, Limits, Pool
 
 SQUARE = CodeTask(
@@ -150,6 +151,24 @@ def test_style_is_not_won_by_hiding_a_program_in_a_text():
     assert count_violations(f"exec({f'exec({DIRTY!r})'!r})\n") == bare + 2
     assert count_violations(f"exec(compile({DIRTY!r}, 'a', 'exec'))\n") is None
     assert count_violations("x = 1\nexec('y = 2')\n") == 1
+
+
+def test_style_reads_16_texts_of_a_program_and_no_more():
+    def calls(count: int) -> str:
+        return "".join(f"exec('a = {number}')\n" for number in range(count))
+
+    assert MAX_TEXTS == 16 and count_violations(calls(16)) == 16
+    assert count_violations(calls(17)) is None
+    assert count_violations(f"exec({calls(15)!r})\n") == 16
+    assert count_violations(f"exec({calls(16)!r})\n") is None
+
+
+def test_style_reads_texts_in_texts_to_a_depth_of_3_and_no_further():
+    def program(depth: int) -> str:
+        return f"exec({program(depth - 1)!r})\n" if depth else "a = 1\n"
+
+    assert MAX_DEPTH == 3 and count_violations(program(3)) == 3
+    assert count_violations(program(4)) is None
 
 
 @pytest.mark.parametrize(

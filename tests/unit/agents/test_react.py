@@ -313,8 +313,13 @@ def test_a_function_that_is_no_tool_is_one_line(function, words):
         ({"code_interpreter": 3}, "expected a list of names or a mapping of names to options"),
         (
             {"code_interpreter": {"timeout_s": 0}},
-            "tools: code_interpreter rejected {'timeout_s': 0} (expected positive",
+            "tools: code_interpreter rejected {'timeout_s': 0} (timeout_s=0, expected seconds, more than 0",
         ),
+        (
+            {"code_interpreter": {"memory_bytes": 1 << 70}},
+            f"(memory_bytes={1 << 70}, expected a whole number of bytes, at least 64 MiB",
+        ),
+        ({"code_interpreter": {"output_characters": 0}}, "(output_characters=0, expected a whole number, more than 0)"),
         ({"code_interpreter": {"timeout_s": "3"}}, "tools: code_interpreter rejected {'timeout_s': '3'}"),
         (["no.such.module:f"], "tools: cannot import 'no.such.module' of 'no.such.module:f' (ModuleNotFoundError"),
         (["math:nothing"], "tools: 'nothing' of 'math:nothing' is not in the module"),

@@ -37,6 +37,7 @@ def test_mbpp_samples_may_name_their_problem_in_three_ways():
         ({"public_tests": {"input": [], "output": []}}, "expected at least one test"),
         ({"solutions": {"language": [3], "solution": []}}, "expected two lists of the same length"),
         ({"public_tests": None}, "public_tests: expected"),
+        ({"memory_limit_bytes": 1 << 70}, "memory_limit_bytes: expected"),
         ({"content": "x", "labels": "?", "test": "[]"}, "expected SandboxFusion's JSON"),
     ],
 )

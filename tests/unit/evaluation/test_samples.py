@@ -50,6 +50,7 @@ def test_samples_are_numbered_within_their_problem_in_file_order():
     assert samples.sha256 == hashlib.sha256(Path(SAMPLES).read_bytes()).hexdigest()
 
 
+SECONDS = r"expected seconds, more than 0 and less than a day \(86,400\)"
 GOOD = {"task_id": "own/0", "completion": "    return 1"}
 
 
@@ -241,8 +242,9 @@ def test_only_humaneval_comes_with_a_package():
     [
         ({"mode": "official", "benchmark": "jsonl"}, "^mode: jsonl has hardened, not official$"),
         ({"mode": "both", "benchmark": "jsonl"}, "^mode: jsonl has hardened, not both$"),
-        ({"timeout_s": 0.0}, "^timeout_s: expected seconds, .*, got 0.0$"),
-        ({"timeout_s": float("nan")}, "^timeout_s: expected seconds, .*, got nan$"),
+        ({"timeout_s": 0.0}, rf"^timeout_s: {SECONDS}, got 0.0$"),
+        ({"timeout_s": 86_400.0}, rf"^timeout_s: {SECONDS}, got 86400.0$"),
+        ({"timeout_s": float("nan")}, rf"^timeout_s: {SECONDS}, got nan$"),
         ({"k": (1, 7)}, "^k: problem 'own/0' has only 6 samples, not 7$"),
     ],
 )

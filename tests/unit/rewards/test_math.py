@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.rewards import answers_match, extract_answer, math_reward, number
+from marl_ray.rewards.math_answers import MAX_DEPTH, MAX_ITEMS
 
 DIGITS = st.integers(-(10**12), 10**12)
 
@@ -103,6 +104,15 @@ def test_what_a_number_is(text, value):
         ("2 sq inches", "2 in^2", True),
         ("5 slices", "5 slice", True),
         ("5 dollars", "5 dollar", True),
+        ("3 gases", "3 gas", True),
+        ("2 lenses", "2 lens", True),
+        ("3 phrases", "3 phrase", True),
+        ("2 cities", "2 city", True),
+        ("100 calories", "100 calorie", True),
+        ("4 days", "4 day", True),
+        ("3 lapses", "3 laps", False),
+        ("2 skies", "2 skis", False),
+        ("4 len", "4 lens", False),
         ("4 batches", "4 bats", False),
         ("4 dishes", "4 disc", False),
         ("2 classes", "2 classics", False),
@@ -112,6 +122,30 @@ def test_what_a_number_is(text, value):
 )
 def test_when_answers_are_the_same(answer, expected, same):
     assert answers_match(answer, expected) is same
+
+
+def numbers(count: int, mark: str) -> str:
+    return mark.join(map(str, range(count)))
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"),
+    [("({})", ", "), ("[{})", ", "), ("\\{{{}\\}}", ", "), ("{}", ", "), ("{}", " or "), ("{}", "\\cup ")],
+)
+def test_collections_have_64_items_at_most(form, mark):
+    def same(count: int) -> bool:
+        written = form.format(numbers(count, mark))
+        return answers_match(written.replace("1", "1.0", 1), written)
+
+    assert MAX_ITEMS == 64 and same(64) and not same(65)
+
+
+@pytest.mark.parametrize(("prefix", "depth"), [("", MAX_DEPTH), ("x = ", MAX_DEPTH - 1)])
+def test_8_collections_and_names_may_be_around_an_item(prefix, depth):
+    def same(count: int) -> bool:
+        return answers_match(f"{prefix}{'(1, ' * count}2{')' * count}", f"{prefix}{'(1, ' * count}2.0{')' * count}")
+
+    assert MAX_DEPTH == 8 and same(depth) and not same(depth + 1)
 
 
 @given(DIGITS)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from marl_ray.rewards.answers import same_answer
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.protocol import make_reward
 
+SECONDS = "expected seconds, more than 0 and less than a day (86,400)"
+BYTES = "expected a whole number of bytes, at least 64 MiB (67,108,864) and at most 256 TiB (281,474,976,710,656)"
 TASK = MathTask("t", "3+4=", "7")
 OWN = '''
 """Rewards of a user."""
@@ -152,7 +155,7 @@ def test_a_class_is_made_with_its_options_and_reports_metrics():
         ("math:pi", "reward: 'math:pi' is not callable"),
         (
             {"math_answer": {"tolerance": -1}},
-            "math_answer rejected {'tolerance': -1} (tolerance=-1, expected 0 or more)",
+            "math_answer rejected {'tolerance': -1} (tolerance=-1, expected a finite number, 0 or more)",
         ),
         ("code_tests", "reward: code_tests reads task.code, which tasks of this environment do not have"),
         ({"solved": {}, "math_answer": {}}, "reward: expected NAME or {NAME: {OPTION: VALUE}}, got"),
@@ -170,8 +173,16 @@ def test_a_wrong_choice_is_one_line(reward, words):
     ("reward", "words"),
     [
         ({"code_tests": {"stle": 1}}, "reward: code_tests has no option 'stle'; did you mean style?"),
-        ({"code_tests": {"style": -1}}, "code_tests rejected {'style': -1} (weights 1.0, -1, 0.0: expected 0 or more)"),
-        ({"code_tests": {"timeout_s": 0}}, "(timeout_s=0, memory_bytes=1073741824: expected more than 0 and at least"),
+        (
+            {"code_tests": {"style": -1}},
+            "code_tests rejected {'style': -1} (style=-1, expected a finite number, 0 or more)",
+        ),
+        ({"code_tests": {"correctness": math.inf}}, "(correctness=inf, expected a finite number, 0 or more)"),
+        ({"code_tests": {"timeout_s": 0}}, f"(timeout_s=0, {SECONDS})"),
+        ({"code_tests": {"timeout_s": 1e12}}, f"(timeout_s=1000000000000.0, {SECONDS})"),
+        ({"code_tests": {"timeout_s": math.inf}}, f"(timeout_s=inf, {SECONDS})"),
+        ({"code_tests": {"memory_bytes": 1}}, f"(memory_bytes=1, {BYTES})"),
+        ({"code_tests": {"memory_bytes": 1 << 70}}, f"(memory_bytes={1 << 70}, {BYTES})"),
         ("math_answer", "reward: math_answer reads task.answer, which tasks of this environment do not have"),
     ],
 )

@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta
@@ -20,7 +21,15 @@ from hypothesis import strategies as st
 from marl_ray.sandbox import codec, wire
 from marl_ray.sandbox.confinement import run_folder
 from marl_ray.sandbox.confinement.seccomp import ARCHES, Filter
-from marl_ray.sandbox.limits import WALL_FACTOR, Limits
+from marl_ray.sandbox.limits import (
+    MAX_MEMORY_BYTES,
+    MAX_RUN_S,
+    MAX_SIZE,
+    MIN_MEMORY_BYTES,
+    WALL_FACTOR,
+    Limits,
+    check_memory,
+)
 from marl_ray.sandbox.server.official import first_result
 
 TAGS = ["g", "x", *codec.VALUE_MAKERS, *codec.VALUE_PARSERS]
@@ -257,6 +266,51 @@ def test_limits_reach_the_server_as_they_are():
     limits = Limits(wall_s=1.5, cpu_s=0.5, memory_bytes=5, file_bytes=6, open_files=7, stack_bytes=8, frame_bytes=9)
     assert Limits.unpack(limits.pack()) == limits
     assert Limits.unpack(Limits(cpu_s=2).pack()) == Limits(cpu_s=2, wall_s=2 * WALL_FACTOR)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"cpu_s": math.inf}, "cpu_s=inf, expected seconds, more than 0 and at most 2,097,152"),
+        ({"cpu_s": math.nan}, "cpu_s=nan, expected seconds, more than 0 and at most 2,097,152"),
+        ({"cpu_s": 0}, "cpu_s=0, expected seconds, more than 0 and at most 2,097,152"),
+        ({"cpu_s": 1e6}, "wall_s=4000000.0, expected seconds, more than 0 and at most 2,097,152"),
+        ({"wall_s": 1e12}, "wall_s=1000000000000.0, expected seconds, more than 0 and at most 2,097,152"),
+        ({"memory_bytes": 1 << 70}, f"memory_bytes={1 << 70}, expected a whole number from 0 to {1 << 62:,}"),
+        ({"memory_bytes": 1e9}, f"memory_bytes=1000000000.0, expected a whole number from 0 to {1 << 62:,}"),
+        ({"output_bytes": -1}, f"output_bytes=-1, expected a whole number from 0 to {1 << 62:,}"),
+        ({"file_bytes": -1}, f"file_bytes=-1, expected a whole number from 0 to {1 << 62:,}"),
+        ({"open_files": 6.5}, f"open_files=6.5, expected a whole number from 0 to {1 << 62:,}"),
+        ({"stack_bytes": 1 << 63}, f"stack_bytes={1 << 63}, expected a whole number from 0 to {1 << 62:,}"),
+        ({"frame_bytes": "1"}, f"frame_bytes='1', expected a whole number from 0 to {1 << 62:,}"),
+    ],
+)
+def test_limits_that_no_run_can_have_are_refused_by_name(limits, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Limits(**limits)
+
+
+def test_the_largest_limits_reach_the_server_too():
+    sizes = dict.fromkeys(("memory_bytes", "file_bytes", "open_files", "stack_bytes", "frame_bytes"), MAX_SIZE)
+    largest = Limits(cpu_s=MAX_RUN_S, wall_s=MAX_RUN_S, **sizes)
+    assert Limits.unpack(largest.pack()) == largest
+
+
+@pytest.mark.parametrize("value", [MIN_MEMORY_BYTES, 1 << 30, MAX_MEMORY_BYTES])
+def test_the_memory_that_a_user_may_set(value):
+    check_memory("memory_bytes", value)
+
+
+@pytest.mark.parametrize(
+    "value", [0, MIN_MEMORY_BYTES - 1, MAX_MEMORY_BYTES + 1, 1 << 70, 2.5e9, math.inf, math.nan, True, "1073741824"]
+)
+def test_other_memory_is_refused_by_name(value):
+    message = (
+        f"memory_bytes={value!r}, expected a whole number of bytes, at least 64 MiB (67,108,864) and at most 256 TiB "
+        "(281,474,976,710,656)"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check_memory("memory_bytes", value)
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))

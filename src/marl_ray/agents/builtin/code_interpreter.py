@@ -1,9 +1,10 @@
 """The tool `code_interpreter`: programs of agents in the sandbox."""
 
 from marl_ray.agents.tools import truncate_middle
+from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
-from marl_ray.sandbox.limits import MIN_MEMORY_BYTES
+from marl_ray.sandbox.limits import check_memory
 
 
 class CodeInterpreter:
@@ -13,14 +14,16 @@ class CodeInterpreter:
     bounded = True
 
     def __init__(self, timeout_s: float = 3.0, memory_bytes: int = 1 << 28, output_characters: int = 1000):
-        """Raise ValueError for a limit that is not positive, and for too little memory.
+        """Raise ValueError naming the limit that is out of its range.
 
-        timeout_s: CPU seconds of a program, 3.
-        memory_bytes: memory of a program, 256 MiB.
-        output_characters: characters of its output that an agent reads, 1000.
+        timeout_s: CPU seconds of a program, 3; less than a day.
+        memory_bytes: memory of a program, 256 MiB; from 64 MiB to 256 TiB.
+        output_characters: characters of its output that an agent reads, 1000; at least 1.
         """
-        if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY_BYTES and output_characters > 0):
-            raise ValueError(f"expected positive numbers, and at least {MIN_MEMORY_BYTES} memory_bytes")
+        check_seconds("timeout_s", timeout_s)
+        check_memory("memory_bytes", memory_bytes)
+        if not (isinstance(output_characters, int) and output_characters > 0):
+            raise ValueError(f"output_characters={output_characters!r}, expected a whole number, more than 0")
         self.timeout_s, self.memory_bytes, self.output_characters = timeout_s, memory_bytes, output_characters
 
     def prepare(self) -> None:

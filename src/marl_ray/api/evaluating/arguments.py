@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marl_ray.api.calls import short_repr
+from marl_ray.deadlines.seconds import EXPECTED_SECONDS, are_seconds
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks.base import ANSWER_KINDS
 from marl_ray.evaluation.options import EpisodeOptions, RunningOptions, ScoringOptions, WebRequest, WritingRequest
@@ -55,6 +56,12 @@ def _finite_number(value: Any) -> float:
     """Return a finite number of Python or NumPy as one of Python."""
     _require(isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value))
     return float(value)
+
+
+def _seconds(value: object) -> float:
+    """Return the seconds of a limit as a float of Python."""
+    _require(are_seconds(value))
+    return _finite_number(value)
 
 
 def _flag(value: object) -> bool:
@@ -107,7 +114,7 @@ _TYPES: Mapping[str, _OptionType] = {
     "out": _OptionType("a folder", lambda value: Path(_text_or_path(value))),
     "k": _OptionType("a whole number or a sequence of them", _ks),
     "mode": _OptionType("official, hardened or both", _text),
-    "timeout_s": _OptionType("a finite number of seconds", _finite_number),
+    "timeout_s": _OptionType(EXPECTED_SECONDS, _seconds),
     "min_level": _OptionType("limits, paths or namespaces", _level),
     "workers": _whole_number_from(1),
     "local": _FLAG,

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from marl_ray.config.base import Config
+from marl_ray.deadlines.seconds import DAY_S
 
 
 class CodeRewardConfig(Config):
@@ -16,7 +17,7 @@ class CodeRewardConfig(Config):
     """Weight of the reference's CPU time over the program's, at most 1. Counts only where all hidden tests pass."""
     shaping: float = Field(default=0.0, ge=0)
     """Weight of the change in the fraction of public tests that pass, from one turn to the next."""
-    timeout_s: float = Field(default=3.0, gt=0)
-    """CPU time of one test."""
-    memory_bytes: int = Field(default=1 << 30, ge=1 << 26)
-    """Address space of the program that is tested."""
+    timeout_s: float = Field(default=3.0, gt=0, lt=DAY_S)
+    """CPU seconds of one test, less than a day."""
+    memory_bytes: int = Field(default=1 << 30, ge=1 << 26, le=1 << 48)
+    """Address space of the program that is tested, from 64 MiB to 256 TiB."""

@@ -18,6 +18,7 @@ from marl_ray.envs.text.tasks import ProgramTask, read_code
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import limits_of_tests
 from marl_ray.rewards.extraction import extract
+from marl_ray.rewards.option_numbers import check_finite, check_not_negative
 from marl_ray.rewards.protocol import ChosenReward
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
@@ -53,10 +54,11 @@ class CodeTeam(TextEnv):
     review_prompt: what the reviewer reads, with {code} and {result} too.
     repair_prompt: what the generator reads after a program that failed, with {review} too.
     reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `code_tests`.
-    shaping: what the generator earns for all public tests, 0.1.
-    review_weight: what the reviewer earns for all hidden tests, 0.5.
-    timeout_s: CPU seconds of all calls of a program together, 3; of a program that reads stdin, of each run.
-    memory_bytes: memory of the same, 1 GiB.
+    shaping: what the generator earns for all public tests, 0.1; finite, 0 or more.
+    review_weight: what the reviewer earns for all hidden tests, 0.5; finite.
+    timeout_s: CPU seconds of all calls of a program together, 3; of a program that reads stdin, of each run; less than a
+        day.
+    memory_bytes: memory of the same, 1 GiB; from 64 MiB to 256 TiB.
     mistakes: the share of the demonstrations that repair a wrong program, 0.5.
     seed: orders the training tasks.
     cost: those of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) that are costs, by default none.
@@ -92,14 +94,14 @@ class CodeTeam(TextEnv):
         seed: int = 0,
         cost: Sequence[str] = (),
     ):
-        if turns < 1:
+        if not turns >= 1:
             raise ValueError(f"turns={turns}, expected 1 or more")
         if answer not in ("program", "block"):
             raise ValueError(f"answer={answer!r}, expected 'program' or 'block'")
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes={mistakes}, expected 0 to 1")
-        if not shaping >= 0:
-            raise ValueError(f"shaping={shaping}, expected 0 or more")
+        check_not_negative("shaping", shaping)
+        check_finite("review_weight", review_weight)
         train, test = find_tasks(data, test_data, held_out, read_code, partial(programs, count, tuple(levels)))
         super().__init__([GENERATOR, REVIEWER][: 1 + reviewer], train, test, seed=seed, cost=cost, reward=reward)
         self.turns, self.answer, self.mistakes = turns, answer, mistakes

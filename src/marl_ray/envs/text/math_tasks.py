@@ -11,6 +11,7 @@ from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.math_answers import TOLERANCE
 from marl_ray.rewards.math_reward import math_reward
+from marl_ray.rewards.option_numbers import check_not_negative
 from marl_ray.rewards.protocol import ChosenReward
 
 SOLVER = "solver"
@@ -33,7 +34,7 @@ class MathTasks(TextEnv):
 
     Metrics: `pass`, 1.0 or 0.0.
 
-    Raises ValueError if `tolerance` is negative.
+    Raises ValueError if `tolerance` is negative or not finite.
     """
 
     metadata = {"name": "math", "render_modes": [], "is_parallelizable": False}
@@ -51,8 +52,7 @@ class MathTasks(TextEnv):
         cost: Sequence[str] = (),
         reward: ChosenReward = "solved",
     ):
-        if tolerance < 0:
-            raise ValueError(f"tolerance={tolerance}, expected 0 or more")
+        check_not_negative("tolerance", tolerance)
         made = partial(arithmetic, count, tuple(levels))
         train, test = find_tasks(data, test_data, held_out, read_math, made)
         super().__init__([SOLVER], train, test, seed=seed, cost=cost, reward=reward)

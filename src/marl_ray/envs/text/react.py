@@ -11,6 +11,7 @@ from marl_ray.agents.calls import parse_call
 from marl_ray.agents.made_up_country import QUESTION_KINDS, CountryQuestion, QuestionStep, questions
 from marl_ray.agents.react_format import CallResult, ReactTurn, find_tool, write_transcript
 from marl_ray.agents.tools import make_tools
+from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, task_index
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.rewards.answers import same_answer
@@ -39,7 +40,7 @@ class React(TextEnv):
     max_turns: responses in an episode, 6.
     max_calls: most runs of tools other than `answer`, by default without a limit; none happens beyond, so an episode's
         cost `calls` never exceeds it.
-    timeout_s: seconds that one call may take, 20.
+    timeout_s: seconds that one call may take, 20; less than a day.
     observation_limit: characters of an observation, 400.
     prompt_limit: characters of a prompt from which the earliest turns are left out, 4000.
     instructions: the text before the question, in place of the one made from the tools.
@@ -74,11 +75,11 @@ class React(TextEnv):
         cost: Sequence[str] = (),
         reward: ChosenReward = "solved",
     ):
-        numbers = {"max_turns": max_turns, "timeout_s": timeout_s, "observation_limit": observation_limit}
-        for name, value in numbers.items():
+        for name, value in {"max_turns": max_turns, "observation_limit": observation_limit}.items():
             if not value > 0:
                 raise ValueError(f"{name}={value}, expected more than 0")
-        if max_calls is not None and max_calls < 0:
+        check_seconds("timeout_s", timeout_s)
+        if max_calls is not None and not max_calls >= 0:
             raise ValueError(f"max_calls={max_calls}, expected 0 or more")
         self.tools = make_tools(tools)
         self.max_turns, self.max_calls, self.timeout_s = max_turns, max_calls, timeout_s

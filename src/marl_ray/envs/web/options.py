@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.extensions import refuse_bools
 from marl_ray.rewards.protocol import ChosenReward
 
@@ -21,9 +22,9 @@ class BrowserOptions:
     max_steps: int = 30
     """Actions in an episode."""
     step_s: float = 30.0
-    """Seconds of one action."""
+    """Seconds of one action, less than a day."""
     episode_s: float = 600.0
-    """Seconds of all actions."""
+    """Seconds of all actions, less than a day."""
     patience: int | None = 3
     """Unreadable actions in a row, or equal actions, that end the episode; None for no such limit."""
     observation_limit: int = 8000
@@ -51,11 +52,10 @@ class BrowserOptions:
         for name, count in (counts | {"seed": self.seed}).items():
             if not isinstance(count, int):
                 raise ValueError(f"{name}={count!r}, expected a whole number")
-        limits: dict[str, float] = counts | {"step_s": self.step_s, "episode_s": self.episode_s}
-        for name, value in limits.items():
-            if not isinstance(value, int | float):
-                raise ValueError(f"{name}={value!r}, expected a number")
-            if not value > 0:
-                raise ValueError(f"{name}={value}, expected more than 0")
+        for name, count in counts.items():
+            if not count > 0:
+                raise ValueError(f"{name}={count}, expected more than 0")
+        check_seconds("step_s", self.step_s)
+        check_seconds("episode_s", self.episode_s)
         if self.traces and self.record is None:
             raise ValueError("traces: expected with `record`, the folder in which they are kept")

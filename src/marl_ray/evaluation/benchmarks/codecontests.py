@@ -27,6 +27,7 @@ from marl_ray.evaluation.benchmarks.base import (
 from marl_ray.evaluation.benchmarks.code_tests import MIN_MEMORY_BYTES, WALL_FACTOR, run_stdio
 from marl_ray.rewards.code import StdioTest
 from marl_ray.sandbox import Pool
+from marl_ray.sandbox.limits import MAX_MEMORY_BYTES
 from marl_ray.stored_files.record_files import FileRow, read_record
 
 PYTHON3_NUMBER = 3
@@ -64,7 +65,7 @@ class ContestRecord(BenchmarkRecord):
     private_tests: Tests
     generated_tests: Tests
     solutions: Solutions = Solutions(language=[], solution=[])
-    memory_limit_bytes: int = 0
+    memory_limit_bytes: int = Field(0, le=MAX_MEMORY_BYTES)
     source: Unused = None
     difficulty: Unused = None
     incorrect_solutions: Unused = None

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from marl_ray.deadlines.seconds import EXPECTED_SECONDS, are_seconds
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
@@ -89,8 +90,8 @@ def read_task(options: ScoringOptions) -> ScoringTask:
     scored = benchmark(name)
     modes = _choose_modes(scored, options.mode)
     timeout_s = scored.timeout_s if options.timeout_s is None else options.timeout_s
-    if not 0 < timeout_s < 86_400:
-        raise FieldError("timeout_s", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
+    if not are_seconds(timeout_s):
+        raise FieldError("timeout_s", f"expected {EXPECTED_SECONDS}, got {timeout_s!r}")
     return ScoringTask(
         name, scored, load_problems(scored, file or options.data, options.split, options.sha256), modes, timeout_s
     )

@@ -1,12 +1,14 @@
 """The reward `llm_judge`: a language model grades answers."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.rewards.judge.client import JudgeSettings, judge_client
 from marl_ray.rewards.judge.prompt import RUBRIC, TEMPLATE, TEMPLATE_FIELDS, grade_of, judge_prompt, offline_reply
+from marl_ray.rewards.option_numbers import check_finite, check_not_negative
 
 REQUEST = {"temperature": 0, "max_tokens": 512}
 """Fields of a request unless others are given: the most likely reply, with room for an explanation."""
@@ -32,8 +34,8 @@ class LLMJudge:
     retries: most further requests of a judgement, 6.
     concurrency: slots for the requests of a process, 16.
     limit: most tokens, or with prices most money, of all runs with this cache; by default none.
-    input_price: the price of a million tokens read; with `output_price` or not at all.
-    output_price: the price of a million tokens written.
+    input_price: the price of a million tokens read, 0 or more; with `output_price` or not at all.
+    output_price: the price of a million tokens written, 0 or more.
     when_spent: `error`, the default, ends the run at the limit; `fallback` continues.
     fallback: the reward where there is no grade, 0.
     max_failures: requests in a row without a reply that end the run, 50.
@@ -64,13 +66,18 @@ class LLMJudge:
         max_failures: int = 50,
     ):
         """Raise ValueError or MarlRayError naming the option."""
+        counts = {
+            "scale": (scale, 1),
+            "retries": (retries, 0),
+            "concurrency": (concurrency, 1),
+            "max_failures": (max_failures, 1),
+        }
+        for name, (count, least) in counts.items():
+            if not (type(count) is int and count >= least):
+                raise ValueError(f"{name}={count!r}, expected a whole number of at least {least}")
         wrong = {
-            "scale": (scale, type(scale) is int and scale >= 1, "a whole number of at least 1"),
             "deadline_s": (deadline_s, 0 < deadline_s <= MAX_DEADLINE_S, f"more than 0 to {MAX_DEADLINE_S:g}"),
-            "retries": (retries, retries >= 0, "0 or more"),
-            "concurrency": (concurrency, concurrency >= 1, "1 or more"),
-            "max_failures": (max_failures, max_failures >= 1, "1 or more"),
-            "limit": (limit, limit is None or limit > 0, "more than 0"),
+            "limit": (limit, limit is None or 0 < limit < math.inf, "a finite number, more than 0"),
             "when_spent": (when_spent, when_spent in ("error", "fallback"), "error or fallback"),
         }
         for name, (value, fits, expected) in wrong.items():
@@ -78,6 +85,10 @@ class LLMJudge:
                 raise ValueError(f"{name}={value!r}, expected {expected}")
         if (input_price is None) != (output_price is None):
             raise ValueError("input_price, output_price: expected both or none")
+        for name, price in {"input_price": input_price, "output_price": output_price}.items():
+            if price is not None:
+                check_not_negative(name, price)
+        check_finite("fallback", fallback)
         if limit is not None and cache is None:
             raise ValueError("limit: expected with `cache`, a file in which all workers add up what they spend")
         if not offline and not (url and model):

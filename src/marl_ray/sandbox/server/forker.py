@@ -26,7 +26,7 @@ from marl_ray.sandbox.confinement import kernel, landlock, run_folder, semaphore
 from marl_ray.sandbox.confinement.namespaces import enter_namespaces, mount_file_systems, mount_run_folder
 from marl_ray.sandbox.confinement.readable_paths import PACKAGE_FOLDERS, run_rules, stdlib_folders, temporary_folder
 from marl_ray.sandbox.confinement.seccomp import Filter
-from marl_ray.sandbox.limits import Level, Limits
+from marl_ray.sandbox.limits import MAX_SIZE, Level, Limits
 from marl_ray.sandbox.server import child
 from marl_ray.sandbox.server.runs import (
     JUDGE_OOM_SCORE,
@@ -41,8 +41,8 @@ MAX_FDS = 4
 """Maximum number of descriptors that arrive with a request."""
 _FIRST_USER_ID = 100_000
 """The sum of this and a process id is the user id of a run, above the ids that a host usually gives."""
-_UNLIMITED_S, _UNLIMITED_BYTES = 1 << 30, 1 << 62
-"""Limits that a judge never reaches, 34 years and 4 EiB."""
+_UNLIMITED_S = 1 << 30
+"""CPU seconds that a judge never reaches, 34 years."""
 _FIRST_FREE_FD = 10
 """Least descriptor of the socket to the client, above those that runs use."""
 
@@ -264,10 +264,8 @@ def _serve_judgements(control: socket.socket, options: dict[str, Any]) -> None:
         ruleset = landlock.create_ruleset(run_rules(os.devnull)[1:])  # a judge has no folder
     filter_ = Filter.of_run(platform.machine(), changes_modes=False, changes_times=False, receives=True)
     confinement = child.Confinement("/", uid, ruleset, filter_)
-    limits = Limits(
-        cpu_s=_UNLIMITED_S, memory_bytes=_UNLIMITED_BYTES, file_bytes=0
-    )  # each judgement sets its own limits
-    values = child.rlimits(limits, limits.cpu_s, uid is not None)
+    limits = Limits(memory_bytes=MAX_SIZE, file_bytes=0)  # each judgement sets its own limits
+    values = child.rlimits(limits, _UNLIMITED_S, uid is not None)
     _prepare_forks(allocates=False)
     gc.enable()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

@@ -205,7 +205,10 @@ def test_make_env_knows_text_environments(monkeypatch):
         ({"id": "math", "kwargs": {"colour": 1}}, "env.kwargs.colour: math has no such argument"),
         ({"id": "math", "kwargs": {"prompt": "{question}"}}, r"math rejected .*\(prompt: .* expected only \{task\}\)"),
         ({"id": "math", "kwargs": {"prompt": "{"}}, r"math rejected .*\(prompt: "),
-        ({"id": "math", "kwargs": {"tolerance": -1}}, r"math rejected .*\(tolerance=-1, expected 0 or more"),
+        (
+            {"id": "math", "kwargs": {"tolerance": -1}},
+            r"math rejected .*\(tolerance=-1, expected a finite number, 0 or more",
+        ),
         ({"id": "math", "kwargs": {"held_out": 1}}, r"math rejected .*\(held_out=1, expected at least 0 and below 1"),
         ({"id": "math", "kwargs": {"test_data": "a"}}, r"math rejected .*\(test_data: expected with `data`"),
         ({"id": "math", "kwargs": {"data": "/none.jsonl"}}, "/none.jsonl: cannot be read"),

@@ -260,6 +260,7 @@ def test_when_answers_are_the_same(answer, expected, same):
         ({"kinds": ["facts"]}, "kinds: 'facts', expected some of arithmetic"),
         ({"max_turns": 0}, "max_turns=0, expected more than 0"),
         ({"max_calls": -1}, "max_calls=-1"),
+        ({"max_calls": float("nan")}, "max_calls=nan, expected 0 or more"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
         ({"prompt_limit": 100}, "prompt_limit=100: the longest prompt"),
         ({"cost": ["money"]}, "cost: 'money'"),

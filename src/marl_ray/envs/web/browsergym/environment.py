@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
+from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.envs.text.base import TextEnv
 from marl_ray.envs.web.browser.action_text import quoted_action
 from marl_ray.envs.web.browser.errors import BrowserError
@@ -54,8 +55,8 @@ class BrowserGym(TextEnv):
     env: arguments of `gymnasium.make`.
     agent: the agent's name, `agent`.
     max_steps: actions in an episode, 10.
-    step_s: seconds of one action, 60.
-    episode_s: seconds of all actions, 600.
+    step_s: seconds of one action, 60; less than a day.
+    episode_s: seconds of all actions, 600; less than a day.
     observation_limit: characters of a page that are shown, 8000.
     seed: orders the training tasks.
     cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
@@ -85,10 +86,12 @@ class BrowserGym(TextEnv):
         reward: ChosenReward = "solved",
     ):
         """Raise ValueError naming the option, MarlRayError where BrowserGym is not installed or does not know the id."""
-        limits = {"max_steps": max_steps, "step_s": step_s, "episode_s": episode_s, "variants": variants}
-        for name, value in {**limits, "observation_limit": observation_limit}.items():
-            if not value > 0:
-                raise ValueError(f"{name}={value}, expected more than 0")
+        counts = {"max_steps": max_steps, "variants": variants, "observation_limit": observation_limit}
+        for name, count in counts.items():
+            if not count > 0:
+                raise ValueError(f"{name}={count}, expected more than 0")
+        check_seconds("step_s", step_s)
+        check_seconds("episode_s", episode_s)
         if held_out < 0:
             raise ValueError(f"held_out={held_out}, expected at least 0")
         names, self._actions = registered_ids(env_id, python)
