@@ -67,9 +67,9 @@ def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
             if in_block and isinstance(node, ast.Assign | ast.AnnAssign):
                 block_end = node.end_lineno or node.lineno
             match node:
-                case (
-                    ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value)
-                ):
+                case ast.Assign(targets=targets, value=value):
+                    name = " = ".join(map(ast.unparse, targets))
+                case ast.AnnAssign(target=target, value=ast.expr() as value):
                     name = ast.unparse(target)
                 case _:
                     continue

@@ -208,11 +208,15 @@ BROKEN: dict[str, tuple[dict[str, str], list[str]]] = {
                 "LAST_S, AGAIN_S = 2 * 60, -3.0\n"
                 'DAY_S = 86_400\n"""Seconds."""\n'
                 "HOUR_S = 3_600  # seconds\n"
-                "NAME, IS_ON = '1', True\n\n\n"
-                "print(FIRST_S, SECOND_S, LAST_S, AGAIN_S, DAY_S, HOUR_S, NAME, IS_ON)\n"
+                "NAME, IS_ON = '1', True\n"
+                "WEEK_S = MAX_S = 604_800\n\n\n"
+                "print(FIRST_S, SECOND_S, LAST_S, AGAIN_S, DAY_S, HOUR_S, NAME, IS_ON, WEEK_S, MAX_S)\n"
             ),
         },
-        ["src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason"],
+        [
+            "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
+            "src/marl_ray/training/waits.py:10: the number WEEK_S = MAX_S has neither unit nor source nor reason",
+        ],
     ),
     "unsaid_none": (
         {

@@ -76,6 +76,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"id": "sample_envs:Counter", "kwargs": {"length": 0}}, "rejected {'length': 0} (assert length > 0)"),
     ({"id": SPREAD, "kwargs": {"M": 3}}, f"env.kwargs.M: {SPREAD} has no such argument; expected one of N"),
     ({"id": EMPTY, "kwargs": {"colour": 1}}, f"env.kwargs.colour: {EMPTY} has no such argument"),
+    (
+        {"id": EMPTY, "kwargs": {"width": 6}},
+        f"env.kwargs.width: {EMPTY} has no such argument; its size or room_size sets it",
+    ),
     ({"id": EMPTY, "kwargs": {"agent": 2}}, f"env.kwargs.agent: {EMPTY} has no such argument; did you mean agents"),
     (
         {"id": "sample_envs.py:Counter"},

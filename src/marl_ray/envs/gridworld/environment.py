@@ -242,7 +242,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     def __init__(self, env_id: str, cost: CostConfig | None = None, /, **kwargs: object):
         """`kwargs` go to the package's environment: `agents` (how many, default 1), `max_steps`, `render_mode`, ..."""
         package_class, defaults = CONFIGURATIONS[env_id]
-        _check_kwargs(kwargs)
+        _check_kwargs(env_id, kwargs)
         for package_function in (package_class, MultiGridEnv):
             refuse_bools(package_function, kwargs)
         self.world: Any = type(package_class.__name__, (package_class, World), {})(**(defaults | kwargs))
@@ -328,8 +328,11 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         self.world.close()
 
 
-def _check_kwargs(kwargs: dict[str, object]) -> None:
-    """Raise ValueError for arguments that the package would accept and misunderstand."""
+def _check_kwargs(env_id: str, kwargs: dict[str, object]) -> None:
+    """Raise MarlRayError or ValueError for arguments that the package would accept, and overwrite or misunderstand."""
+    for key in ("width", "height"):
+        if key in kwargs:
+            raise MarlRayError(f"env.kwargs.{key}: {env_id} has no such argument; its size or room_size sets it")
     agents = kwargs.get("agents", 1)
     if not isinstance(agents, int) or isinstance(agents, bool) or agents < 1:
         raise ValueError(f"agents={agents!r}, expected a positive integer")

@@ -50,7 +50,7 @@ class RunState:
     best_score: float = -math.inf
     """Greatest score of a saved checkpoint."""
     evaluate_at: float = 0
-    """Environment steps at which the next evaluation is due."""
+    """Environment steps at which the next evaluation is due, unless `evaluation.every` sets the iterations."""
     tokens: float = 0.0
     """Tokens that were sampled and trained on."""
     seconds: float = 0.0

@@ -59,9 +59,9 @@ def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
     """Run all iterations that are left, and what comes before the first."""
     if not start.is_continuation:
         _begin(run, start, callbacks, keeping)
-    elif run.done and run.evaluation.best_score == -math.inf:  # all bundles are lost
+    elif run.done and run.state.best_score == -math.inf:  # all bundles are lost
         if run.config.has_evaluations:
-            run.evaluation.evaluate(run.state.steps)
+            run.evaluation.evaluate()
         _save(run, keeping)
     if not run.done:
         callbacks.phase(f"training from step {run.state.steps:,} to {run.config.train.total_steps:,}")

@@ -46,7 +46,7 @@ class Run:
     clock: PhaseClock
     torch_reasons: TorchReasons
     state: RunState
-    """The state of now; `recent`, `best_score` and `evaluate_at` are those of the last checkpoint."""
+    """The state of now, but for `recent`, which is that of the last checkpoint; `evaluation` has the same object."""
     transcripts: list[JsonObject] = field(default_factory=list)
     """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
@@ -73,7 +73,7 @@ class Run:
 
         Returns the metrics.
         """
-        metrics = self.evaluation.begin(self.state)
+        metrics = self.evaluation.begin()
         if metrics:
             self.state.metrics = self._progress() | metrics
             self.clock.read(0)
@@ -100,7 +100,7 @@ class Run:
         state.iteration += 1
         state.tokens += gathered.responses.get("tokens", 0.0)
         state.seconds += self.clock.phases["rollout"] + self.clock.phases["update"]
-        evaluated = self.evaluation.step(state, self.done or (until is not None and state.steps >= until))
+        evaluated = self.evaluation.step(self.done or (until is not None and state.steps >= until))
         played = self.recent.metrics() | gathered.groups | gathered.responses
         speed = gathered.speed(self.clock.read(gathered.steps))
         state.metrics = self._progress() | losses | played | evaluated | speed
@@ -129,10 +129,8 @@ class Run:
         `CheckpointSaver.wait` does.
         """
         state, score = self.state, self.evaluation.score()
-        best = is_better(score, self.evaluation.best_score)
-        self.evaluation.best_score = max(score, self.evaluation.best_score)
-        state.best_score, state.evaluate_at = self.evaluation.best_score, self.evaluation.evaluate_at
-        state.recent = self.recent.state()
+        best = is_better(score, state.best_score)
+        state.best_score, state.recent = max(score, state.best_score), self.recent.state()
         if place is not None:
             self.saver.wait()
             bundle: Callable[..., None] | None = None

@@ -60,16 +60,12 @@ class RunEvaluation:
         clock: PhaseClock,
         state: RunState,
     ):
-        """`players` returns the players of the current weights; `state` is that of the run's start.
+        """`players` returns the players of the current weights; `state` is that of the run, which evaluations read and set.
 
         The clock has the phases `evaluation` and `benchmarks` if the run has any of them.
         """
         self.config, self.players, self.recent, self.clock = config, players, recent, clock
-        self.evaluator, self.benchmarks = evaluator, benchmarks
-        self.best_score = state.best_score
-        """Greatest score of saved weights."""
-        self.evaluate_at = state.evaluate_at
-        """Environment steps at which the next evaluation is due, unless `evaluation.every` sets the iterations."""
+        self.evaluator, self.benchmarks, self.state = evaluator, benchmarks, state
         self.unsaved_score: float | None = None
         """Score of the current weights, if they were evaluated and are not saved yet."""
         self.has_unsaved_benchmark = False
@@ -78,51 +74,52 @@ class RunEvaluation:
     @property
     def is_best(self) -> bool:
         """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
-        return self.unsaved_score is not None and is_better(self.unsaved_score, self.best_score)
+        return self.unsaved_score is not None and is_better(self.unsaved_score, self.state.best_score)
 
     @property
     def save_due(self) -> bool:
         """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
         return self.is_best or self.has_unsaved_benchmark
 
-    def begin(self, state: RunState) -> Metrics:
+    def begin(self) -> Metrics:
         """Evaluate the weights that training starts from, and measure the benchmarks, if there are any.
 
-        `state` says what training has taken so far. Returns the metrics.
+        Returns the metrics.
         """
         metrics: Metrics = {}
         if self.config.has_evaluations:
-            metrics, cost = self.evaluate(state.steps)
-            self.evaluate_at = state.steps + first_wait_steps(self.config.train.total_steps - state.steps, cost)
-        return metrics | self._measure(False, state)
+            metrics, cost = self.evaluate()
+            steps = self.state.steps
+            self.state.evaluate_at = steps + first_wait_steps(self.config.train.total_steps - steps, cost)
+        return metrics | self._measure(False)
 
-    def step(self, state: RunState, ends: bool) -> Metrics:
+    def step(self, ends: bool) -> Metrics:
         """Evaluate the new weights and measure the benchmarks where that is due, and wherever the run `ends`.
 
-        `state` says what training has taken so far, the update of the new weights included. Returns the metrics.
+        The state counts the update of the new weights already. Returns the metrics.
         """
         self.unsaved_score = None
-        metrics = self._evaluate_if_due(state.iteration, state.steps, ends) if self.config.has_evaluations else {}
-        return metrics | self._measure(ends, state)
+        metrics = self._evaluate_if_due(ends) if self.config.has_evaluations else {}
+        return metrics | self._measure(ends)
 
-    def _evaluate_if_due(self, iteration: int, steps: int, ends: bool) -> Metrics:
+    def _evaluate_if_due(self, ends: bool) -> Metrics:
         """Evaluate the current weights if that is due or the run `ends`, and return the metrics."""
-        every = self.config.evaluation.every
-        due = steps >= self.evaluate_at if every is None else iteration % every == 0
+        state, every = self.state, self.config.evaluation.every
+        due = state.steps >= state.evaluate_at if every is None else state.iteration % every == 0
         if not due and not ends:
             return {}
-        metrics, cost = self.evaluate(steps)
+        metrics, cost = self.evaluate()
         if due:  # an evaluation for another reason does not move the next one that is due
-            self.evaluate_at = steps + next_wait_steps(self.config.train.total_steps, cost)
+            state.evaluate_at = state.steps + next_wait_steps(self.config.train.total_steps, cost)
         return metrics
 
-    def evaluate(self, steps: int) -> tuple[Metrics, int]:
-        """Evaluate the current weights, after `steps` steps.
+    def evaluate(self) -> tuple[Metrics, int]:
+        """Evaluate the current weights.
 
         Returns metrics, and the steps that were played for them. If the score is the best so far, the weights are
         measured again on other episodes, for the metrics `best/...`.
         """
-        players = self.players()
+        players, steps = self.players(), self.state.steps
         with self.clock.phase("evaluation"):
             scored = self.evaluator.evaluate(players, StartSet.SELECTION, steps)
             self.unsaved_score = max(scored.score, UNKNOWN_SCORE)
@@ -133,11 +130,12 @@ class RunEvaluation:
                 played += confirmed.steps
         return metrics, played
 
-    def _measure(self, ends: bool, state: RunState) -> Metrics:
+    def _measure(self, ends: bool) -> Metrics:
         """Measure the benchmarks that are due, or all where the run `ends`.
 
         Returns their metrics, and what training has taken so far.
         """
+        state = self.state
         due = [benchmark for benchmark in self.benchmarks if ends or benchmark.is_due(state.iteration)]
         if not due:
             return {}

@@ -1,5 +1,6 @@
 """Ends of an episode: its limits, and pages, browsers and sites that break or never rest."""
 
+import asyncio
 import contextlib
 import re
 import threading
@@ -10,9 +11,11 @@ import psutil
 import pytest
 from servers.little_site_tasks import make_browser_env, number, play
 from servers.playwright_chromium import AGENT, no_chromium_stays
-from waiting import until
+from waiting import until, until_ended
 
-from marl_ray.envs.web.browser.errors import BrowserError
+from marl_ray.envs.web.browser.chromium import Chromium, shared_chromium
+from marl_ray.envs.web.browser.errors import BrowserError, PageError
+from marl_ray.envs.web.browser.session import BrowserSession
 
 __all__ = ["no_chromium_stays"]
 pytestmark = pytest.mark.slow
@@ -58,6 +61,82 @@ def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start,
     assert time.monotonic() - begun < 60
     env = make_browser_env(tmp_path, site, "/", reference_answers={"exact_match": "done"})
     assert play(env, "stop [done]")["solved"], "the next episode has no working browser"
+
+
+@pytest.fixture
+def short_closing(monkeypatch):
+    """Have a browser that hangs be waited for a second."""
+    for module in ("chromium", "session"):
+        monkeypatch.setattr(f"marl_ray.envs.web.browser.{module}.CLOSE_S", 1.0)
+
+
+@pytest.mark.usefixtures("short_closing")
+def test_a_browser_that_hangs_ends_the_episodes_in_it_and_the_next_ones_get_another(tmp_path, site):
+    first, second = (make_browser_env(tmp_path, site, "/") for _ in range(2))
+    play(first)
+    play(second)
+    assert first.session is not None and second.session is not None
+    hung = first.session.chromium
+    assert second.session.chromium is hung
+    processes = _suspend_chromium()
+    first.close()
+    until_ended(processes)
+    session = second.session
+    second.step("scroll [down]")
+    assert second.infos[AGENT]["ending"] == "page_fault"
+    assert session.broken == "the action failed: the browser was closed"
+    assert play(second, "stop [done]")["solved"]
+    assert shared_chromium(second) is not hung
+
+
+@pytest.mark.usefixtures("short_closing")
+def test_a_browser_that_opens_no_context_is_replaced_before_the_episode(tmp_path, site):
+    env = make_browser_env(tmp_path, site, "/", step_s=5.0)
+    assert play(env, "stop [done]")["solved"]
+    processes = _suspend_chromium()
+    assert play(env, "stop [done]")["solved"]
+    until_ended(processes)
+
+
+def test_a_session_whose_browser_was_closed_says_so_and_closes():
+    chromium = Chromium()
+    session = BrowserSession(chromium, set(), 10.0).start()
+    chromium.close()
+    with pytest.raises(PageError, match=r"^reading the page failed: the browser was closed$"):
+        session.call(session.view(), "reading the page")
+    session.close()
+    assert session.context is None
+
+
+def test_a_call_that_waits_while_the_browser_is_closed_ends_with_it():
+    chromium = Chromium()
+    session = BrowserSession(chromium, set(), 300.0).start()
+    is_waiting, errors = threading.Event(), []
+
+    async def wait() -> None:
+        is_waiting.set()
+        await asyncio.sleep(300)
+
+    def call() -> None:
+        try:
+            session.call(wait(), "the wait")
+        except BrowserError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    assert is_waiting.wait(60), "the call did not begin"
+    chromium.close()
+    thread.join(60)
+    assert errors == ["the wait failed: the browser was closed"]
+
+
+def _suspend_chromium() -> list[psutil.Process]:
+    """Stop every process of Chromium, so that it answers nothing, and return them."""
+    processes = [child for child in psutil.Process().children(recursive=True) if "chrom" in child.name()]
+    for process in processes:
+        process.suspend()
+    return processes
 
 
 def _crash(session: Any) -> None:

@@ -8,13 +8,16 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.temporary_folders import object_folder
+
+if TYPE_CHECKING:
+    from playwright.async_api import Playwright
 
 EXECUTABLE_VARIABLE = "CHROMIUM"
 """The environment variable that names another Chromium than the one on the path."""
@@ -54,7 +57,10 @@ class Chromium:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chromium", daemon=True)
         self._thread.start()
-        self._playwright: Any = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._calls: set[Future[Any]] = set()
+        self._playwright: Playwright | None = None
         self.browser: Any = None
         try:
             self.run(self._launch(executable), LAUNCH_S, "starting Chromium")
@@ -67,14 +73,32 @@ class Chromium:
     def run(self, work: Coroutine[object, object, T], deadline_s: float, name: str) -> T:
         """Return the result of a coroutine on the browser's thread. `name` says what it does, for messages.
 
-        Raises PageError if it takes longer than `deadline_s`, BrowserError if Playwright reports an error.
+        Raises PageError if it takes longer than `deadline_s` or the browser was closed, BrowserError if Playwright reports
+        an error.
         """
-        future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, deadline_s), self._loop)
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise PageError(f"{name} failed: the browser was closed")
+            future = self._begin(work, deadline_s)
+            self._calls.add(future)
+        try:
+            return self._result(future, deadline_s, name)
+        finally:
+            self._calls.discard(future)
+
+    def _begin(self, work: Coroutine[object, object, T], deadline_s: float) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, deadline_s), self._loop)
+
+    def _result(self, future: "Future[T]", deadline_s: float, name: str) -> T:
+        """Return the result of what `_begin` began. Raises as `run` does."""
         try:
             return future.result(deadline_s + GRACE_S)
         except TimeoutError:
             future.cancel()
             raise PageError(f"{name} took longer than {deadline_s:g} s") from None
+        except CancelledError:  # by `close`
+            raise PageError(f"{name} failed: the browser was closed") from None
         except BrowserError:
             raise
         except Exception as error:
@@ -84,15 +108,23 @@ class Chromium:
 
     @property
     def connected(self) -> bool:
-        """False once the browser has ended or crashed."""
-        return self.browser is not None and bool(self.browser.is_connected())
+        """False once the browser was closed, has ended or crashed."""
+        return not self._is_closed and self.browser is not None and bool(self.browser.is_connected())
 
     def close(self) -> None:
-        """End the browser and its processes. No more than `CLOSE_S` is waited for."""
-        if self._loop.is_closed():
-            return
-        with contextlib.suppress(BrowserError):  # Playwright's driver ends the browser when its own input is closed
-            self.run(self._stop(), CLOSE_S, "closing Chromium")
+        """End the browser and its processes. No more than `CLOSE_S` and twice `GRACE_S` are waited for.
+
+        Calls of `run` fail from now on, also those that are not done. A browser that hangs is killed.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for call in list(self._calls):
+                call.cancel()
+            future = self._begin(self._stop(), CLOSE_S)
+        with contextlib.suppress(BrowserError):
+            self._result(future, CLOSE_S, "closing Chromium")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE_S)
         if not self._thread.is_alive():
@@ -113,10 +145,12 @@ class Chromium:
         )
 
     async def _stop(self) -> None:
-        if self.browser is not None:
-            await self.browser.close()
-        if self._playwright is not None:
-            await self._playwright.stop()
+        try:
+            if self.browser is not None:
+                await self.browser.close()
+        finally:  # a browser that hangs is killed by the driver, which ends here
+            if self._playwright is not None:
+                await self._playwright.stop()
 
 
 def browser_files() -> tempfile.TemporaryDirectory[str]:
@@ -185,6 +219,14 @@ def release_chromium(user: object) -> None:
         chromium = _shared.pop(os.getpid(), None) if not users else None
         if chromium is not None:
             chromium.close()
+
+
+def close_hung_chromium(chromium: Chromium) -> None:
+    """End a browser that answers nothing. Sessions that are open in it say so, and the next one gets another browser."""
+    with _lock:
+        if _shared.get(os.getpid()) is chromium:
+            del _shared[os.getpid()]
+    chromium.close()
 
 
 def close_shared_chromium() -> None:

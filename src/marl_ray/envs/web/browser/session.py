@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from marl_ray.envs.web.browser.accessibility import PageView, page_view, snapshot_bounds
-from marl_ray.envs.web.browser.chromium import CLOSE_S, Chromium
+from marl_ray.envs.web.browser.chromium import CLOSE_S, Chromium, close_hung_chromium
 from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.errors import one_line
 
@@ -36,6 +36,7 @@ _HOSTLESS_SCHEMES = "about", "data", "blob"
 """Schemes that reach no host."""
 _EMPTY_PAGE = "about:blank"
 _MAX_DIALOG_LENGTH = _MAX_TITLE_LENGTH = 200
+"""Characters of a dialog's message, and of a tab's title, that a prompt shows: a page may make both as long as it likes."""
 _DEAD_PROXY = "http://127.0.0.1:9"
 """A proxy that is none. What goes there fails, whoever asks for it: requests that follow a redirect, those of workers, of
 prefetching, of sockets and of WebTransport, too, of which a page's own routes see nothing."""
@@ -71,15 +72,20 @@ class BrowserSession:
     def start(self, storage: str | None = None, width: int = WIDTH, height: int = HEIGHT) -> Self:
         """Open the context with one empty tab. storage: a file with cookies, in Playwright's format.
 
-        Raises BrowserError.
+        Raises BrowserError. A browser that opens none in time is ended.
         """
-        self.call(self._start(storage, width, height), "opening a browser context")
+        try:
+            self.call(self._start(storage, width, height), "opening a browser context")
+        except PageError:  # an empty tab waits for no site
+            close_hung_chromium(self.chromium)
+            raise
         return self
 
     def call(self, work: Coroutine[object, object, T], name: str, steps: int = 1) -> T:
         """Return the result of a coroutine of this session, on the browser's thread, within the time of this many steps.
 
-        Raises PageError if the session is broken or the time is over, and BrowserError for every other failure.
+        Raises PageError if the session is broken, the browser was closed or the time is over, and BrowserError if Playwright
+        reports an error.
         """
         if self.broken:
             work.close()
@@ -91,14 +97,14 @@ class BrowserSession:
             raise
 
     def close(self) -> None:
-        """Close the tabs and forget the context. Never fails, because a browser that cannot close it is ended itself."""
+        """Close the tabs and forget the context. Never fails, because a browser that cannot close it in time is ended."""
         if self.context is None:
             return
         context, self.context = self.context, None
         try:
             self.chromium.run(context.close(), CLOSE_S, "closing a browser context")
         except PageError:
-            self.chromium.close()
+            close_hung_chromium(self.chromium)
         except BrowserError:
             pass  # it has closed by itself
 
