@@ -70,6 +70,9 @@ def test_the_readme_says_whether_an_index_has_the_package():
 
 def test_every_action_is_pinned_by_the_hash_of_a_commit():
     """A tag can be moved to other code; the release's workflow may publish under this project's name."""
-    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
-        for action in re.findall(r"uses: (.*)", workflow.read_text()):
-            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), (workflow.name, action)
+    files = [*(ROOT / ".github/workflows").glob("*.yml"), *(ROOT / ".github/actions").rglob("action.yml")]
+    assert len(files) > 3
+    for file in files:
+        for action in re.findall(r"uses: (.*)", file.read_text()):
+            is_own = action.startswith("./") and (ROOT / action / "action.yml").exists()
+            assert is_own or re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), (file.name, action)

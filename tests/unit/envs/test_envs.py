@@ -111,7 +111,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"id": "webarena", "kwargs": {"max_steps": True}}, "(max_steps=True, expected a number)"),
     ({"id": "webarena", "kwargs": {"max_steps": "many"}}, "(max_steps='many', expected a whole number)"),
     ({"id": "webarena", "kwargs": {"observation_limit": 9.5}}, "(observation_limit=9.5, expected a whole number)"),
-    ({"id": "webarena", "kwargs": {"step_s": "1 min"}}, "(step_s='1 min', expected a number)"),
+    (
+        {"id": "webarena", "kwargs": {"step_s": "1 min"}},
+        "(step_s='1 min', expected seconds, more than 0 and less than a day (86,400))",
+    ),
     ({"id": "webarena", "kwargs": {"seed": None}}, "(seed=None, expected a whole number)"),
     ({"id": "miniwob_elements", "kwargs": {"variants": True}}, "(variants=True, expected a number)"),
     ({"id": EMPTY, "kwargs": {"agents": 9}}, "(agents=9, a number that multigrid 0.1.0 fails on)"),
