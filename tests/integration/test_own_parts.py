@@ -135,8 +135,8 @@ MISTAKES = [
         "stop",
         "stops: next_stop(75000) is 100000, expected more",
     ),
-    ("scheduler", "frozenset(stop)", "frozenset(trials)", "verdicts: "),
-    ("scheduler", "frozenset(go)", "frozenset()", "end: 1 at a time: trials ["),
+    ("scheduler", "frozenset(stopping)", "frozenset(trials)", "verdicts: "),
+    ("scheduler", "frozenset(continuing)", "frozenset()", "end: 1 at a time: trials ["),
     (
         "scheduler",
         "best - self.settings.margin",

@@ -60,7 +60,9 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
         patch.setattr(gradient_epochs, "clip_gradients", record)
         patch.setattr(forward_passes, "clip_gradients", record)
         patch.setattr(learner.policy.optimizer, "step", lambda: None)
-        patch.setattr(learner, "refusal", "it is the reference")  # compiled gradients are compared with it elsewhere
+        patch.setattr(
+            learner, "compiled_refusal", "it is the reference"
+        )  # compiled gradients are compared with it elsewhere
         patch.setattr(learner, "policy", with_settings(learner.policy, micro_batch=micro_batch))
         if algorithm_of(name).spec.constraint == "trust_region":
             unmoved = dict(learner.policy.rollout_model.actor.named_parameters())
