@@ -167,19 +167,29 @@ TPE = {
 }
 
 
-def test_the_estimator_finds_the_better_half_and_can_be_taken_up_again():
+def test_the_estimator_finds_the_better_half():
     uninterrupted = optimise(TpeSearch(sweep(**TPE)), 0, 40)
     assert sum(uninterrupted[20:]) > sum(uninterrupted[:20])
-    # A new process is told what is known, also of trials that it has not proposed.
-    again = TpeSearch(sweep(**TPE))
-    unbroken = TpeSearch(sweep(**TPE))
-    for number in range(30):
-        values = unbroken.propose(number)
-        assert values is not None
-        again.tell(number, values, [-abs(values["hyper.entropy_coef"] - 0.3)])
-    values = again.propose(30)
-    assert values is not None and 0 <= values["hyper.entropy_coef"] <= 1
-    assert len(again.study.trials) == 31
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_an_estimator_that_is_taken_up_proposes_what_it_would_have_proposed(count):
+    """Also of trials that have no result yet, or failed, and whose results come later."""
+    unbroken, again = TpeSearch(sweep(**TPE)), TpeSearch(sweep(**TPE))
+    configurations = [proposed(unbroken, 0)]
+    for number in range(count):
+        if number % 10 != 2:
+            score = None if number % 10 == 4 else [-abs(configurations[number]["hyper.entropy_coef"] - 0.3)]
+            unbroken.tell(number, configurations[number], score)
+            again.tell(number, configurations[number], score)
+        else:
+            again.take_up(number, configurations[number])
+        configurations.append(proposed(unbroken, number + 1))
+    assert proposed(again, count) == configurations[count]
+    for search in (unbroken, again):
+        search.tell(2, configurations[2], [0.5])
+    assert proposed(again, count + 1) == proposed(unbroken, count + 1)
+    assert len({values["hyper.entropy_coef"] for values in configurations}) == count + 1
 
 
 def test_several_metrics_are_searched_together():

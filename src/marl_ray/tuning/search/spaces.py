@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -20,6 +20,9 @@ from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.tuning.search.metric_names import check_metrics
 
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
 Values = JsonObject
 """Dotted key -> value: one configuration."""
 CHECKED_CONFIGURATIONS = 32
@@ -34,6 +37,10 @@ class Search(Protocol):
 
     def propose(self, number: int) -> Values | None:
         """Return the configuration with this number; None if there are no more."""
+        ...
+
+    def take_up(self, number: int, values: Values) -> None:
+        """Learn of a configuration that was proposed before the search was continued, and has no result yet."""
         ...
 
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
@@ -120,6 +127,10 @@ class GridSearch(Search):
         return self.listed[number] if number < len(self.listed) else None
 
     @override
+    def take_up(self, number: int, values: Values) -> None:
+        pass
+
+    @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         pass
 
@@ -138,6 +149,10 @@ class RandomSearch(Search):
         return draw(self.config, number // len(self.grid), self.grid[number % len(self.grid)])
 
     @override
+    def take_up(self, number: int, values: Values) -> None:
+        pass
+
+    @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         pass
 
@@ -145,8 +160,9 @@ class RandomSearch(Search):
 class TpeSearch(Search):
     """Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), one objective or several.
 
-    A search that is continued learns all known results, in the order of the trials' numbers; with a seed it then
-    suggests what it would have suggested if the same trials had ended before.
+    A configuration depends on `search.seed`, on its number, and on the configurations before it with the results that are
+    known. So a search that is continued, which learns these in the order of the trials' numbers, suggests what it would have
+    suggested if it had not ended.
     """
 
     is_adaptive = True
@@ -156,14 +172,13 @@ class TpeSearch(Search):
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.config = config
-        sampler = optuna.samplers.TPESampler(
-            seed=config.search.seed, n_startup_trials=config.search.startup, constant_liar=True
-        )
-        self.study = optuna.create_study(directions=["maximize"] * len(config.metric), sampler=sampler)
+        self.study = optuna.create_study(directions=["maximize"] * len(config.metric))
         self.open: dict[int, Any] = {}
+        """Number of a configuration without a result -> Optuna's trial, or its number."""
 
     @override
     def propose(self, number: int) -> Values | None:
+        self.study.sampler = self._sampler(number)
         trial = self.study.ask()
         values: Values = {}
         for key in ordered_keys(self.config.space):
@@ -173,6 +188,14 @@ class TpeSearch(Search):
         self.open[number] = trial
         return values
 
+    def _sampler(self, number: int) -> "BaseSampler":
+        """Return the sampler of one configuration, whose draws continue no earlier ones."""
+        import optuna
+
+        search = self.config.search
+        seed = int(np.random.SeedSequence((search.seed, number)).generate_state(1)[0])
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=search.startup, constant_liar=True)
+
     def _suggest(self, trial: Any, key: str, dimension: DimensionConfig) -> Any:
         if dimension.choice is not None:
             # Optuna gets the index: a choice may be a list or a mapping, which Optuna does not take.
@@ -181,6 +204,11 @@ class TpeSearch(Search):
             return trial.suggest_int(key, *dimension.int)
         assert dimension.bounds is not None
         return trial.suggest_float(key, *dimension.bounds, log=dimension.loguniform is not None)
+
+    @override
+    def take_up(self, number: int, values: Values) -> None:
+        self.study.add_trial(self._earlier_trial(values, None))
+        self.open[number] = self.study.trials[-1].number
 
     @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
@@ -193,8 +221,8 @@ class TpeSearch(Search):
         elif scores is not None:
             self.study.add_trial(self._earlier_trial(values, scores))
 
-    def _earlier_trial(self, values: JsonMapping, scores: Sequence[float]) -> Any:
-        """Return a trial of an earlier run of the sweep."""
+    def _earlier_trial(self, values: JsonMapping, scores: Sequence[float] | None) -> Any:
+        """Return a trial of an earlier run of the sweep; without scores one that still runs."""
         import optuna
 
         space = self.config.space
@@ -202,7 +230,12 @@ class TpeSearch(Search):
         fixed = optuna.trial.FixedTrial(places)
         for key in values:
             self._suggest(fixed, key, space[key])
-        return optuna.trial.create_trial(params=fixed.params, distributions=fixed.distributions, values=list(scores))
+        return optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING if scores is None else optuna.trial.TrialState.COMPLETE,
+            params=fixed.params,
+            distributions=fixed.distributions,
+            values=None if scores is None else list(scores),
+        )
 
 
 SEARCHES: dict[str, type[GridSearch] | type[RandomSearch] | type[TpeSearch]] = {
