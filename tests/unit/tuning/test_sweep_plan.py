@@ -14,8 +14,9 @@ from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.records_file import RecordsFile, load_records
 from marl_ray.tuning.search.plan import Pause, SweepPlan, retry_failed
-from marl_ray.tuning.search.schedulers import Exploit, TrialVerdicts, make_scheduler
-from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, TrialVerdicts, make_scheduler
+from marl_ray.tuning.search.schedulers.pb2 import observed_changes, upper_bounds
+from marl_ray.tuning.search.schedulers.protocol import WORST_SCORE
 from marl_ray.tuning.search.spaces import TpeSearch
 
 TOTAL = 1000
@@ -240,6 +241,8 @@ PBT = {
     "search": {"kind": "random", "seed": 3},
     "budget": {"trials": 8},
 }
+PB2 = PBT | {"scheduler": {"kind": "pb2", "interval": 100, "quantile": 0.25}}
+TPE = PBT | {"scheduler": {"kind": "fifo"}, "search": {"kind": "tpe", "startup": 3}}
 
 
 def test_a_population_waits_for_all_then_the_worst_copy_the_best_with_other_values():
@@ -280,8 +283,7 @@ def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkey
 
 
 def test_bandits_move_towards_what_improves_the_score():
-    keys = PBT | {"scheduler": {"kind": "pb2", "interval": 100, "quantile": 0.25}}
-    bench = Bench(config_of(**keys), lambda v, steps: steps * -abs(v["hyper.lr"] - 0.05)).run(slots=8)
+    bench = Bench(config_of(**PB2), lambda v, steps: steps * -abs(v["hyper.lr"] - 0.05)).run(slots=8)
     late = [what.values["hyper.lr"] for *_, what, at in bench.exploits if at >= 700]
     assert np.mean(np.abs(np.log(late) - np.log(0.05))) < 1.0
 
@@ -292,7 +294,27 @@ def test_the_upper_bound_is_high_where_changes_were_good_and_where_nothing_is_kn
     assert bounds[0] > bounds[1]
 
 
-@pytest.mark.parametrize("keys", [{}, ASHA, PBT, {"scheduler": {"kind": "median", "grace": 200, "interval": 100}}])
+def test_bandits_learn_from_the_values_and_the_weights_that_a_score_came_from():
+    config = config_of(**PB2)
+    old, new, donor = ({"hyper.lr": lr, "hyper.epochs": 1} for lr in (0.1, 0.001, 0.01))
+    taker = TrialStanding(
+        *(0, "waiting", {100: 5.0, 200: 6.0, 300: 1.0, 400: 9.0}, new), history={300: old}, donors={300: 1}
+    )
+    giver = TrialStanding(1, "waiting", {200: 7.0, 300: 8.0}, donor)
+    silent = TrialStanding(2, "waiting", {100: WORST_SCORE, 200: 4.0}, donor)
+
+    def seen(*standings: TrialStanding) -> list[tuple[float, ...]]:
+        times, points, changes = observed_changes(TrialStandings(standings), config.space, 100)
+        return [(t, round(float(point[0]), 6), change) for t, point, change in zip(times, points, changes, strict=True)]
+
+    expected = [(2, 1.0, 1.0), (3, 1.0, -5.0), (4, 0.0, 1.0)]
+    assert seen(taker, giver, silent) == sorted([*expected, (3, 0.5, 1.0)], key=lambda row: row[0])
+    assert seen(taker) == expected[:2]  # the donor has failed since
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, ASHA, PBT, PB2, TPE, {"scheduler": {"kind": "median", "grace": 200, "interval": 100}}]
+)
 def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys):
     unbroken = Bench(config_of(**keys), by_lr).run(slots=1)
     for snapshot in unbroken.snapshots[:: max(1, len(unbroken.snapshots) // 12)]:

@@ -16,10 +16,8 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.tuning.records import FAILED_STATUSES, SweepRecords, TrialRecord, signed_objectives
 from marl_ray.tuning.search.schedulers import TrialStanding, TrialStandings, TrialVerdicts, make_scheduler
+from marl_ray.tuning.search.schedulers.protocol import WORST_SCORE
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch, Values
-
-WORST_SCORE = -1e300
-"""Score of a trial that has not reported its metric yet; JSON has no infinity."""
 
 
 class Pause(Enum):
@@ -73,8 +71,10 @@ class SweepPlan:
         for record in records.trials:
             if record.status == "interrupted" and not self.used_up():
                 record.state, record.status = "running", ""
-            if record.state == "ended":
+            if record.state == "ended" and record.status != "interrupted":
                 self._tell_search(record)
+            else:
+                self.search.take_up(record.number, record.values)
             self._update_standing(record)
         self.ready = deque(record.number for record in records.trials if record.state == "running")
 
@@ -283,4 +283,5 @@ class SweepPlan:
 
 def _standing_of(record: TrialRecord) -> TrialStanding:
     state: Any = record.state
-    return TrialStanding(record.number, state, record.scores, record.values, record.history)
+    donors = {exploit["at"]: exploit["donor"] for exploit in record.exploits}
+    return TrialStanding(record.number, state, record.scores, record.values, record.history, donors)

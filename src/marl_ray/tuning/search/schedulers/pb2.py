@@ -22,7 +22,7 @@ from marl_ray.config.schedulers import Pb2Settings
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.json_types import JsonObject
 from marl_ray.tuning.search.schedulers.pbt import PopulationScheduler
-from marl_ray.tuning.search.schedulers.protocol import TrialStanding
+from marl_ray.tuning.search.schedulers.protocol import WORST_SCORE, TrialStanding
 from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512
@@ -43,7 +43,7 @@ class Pb2Scheduler(PopulationScheduler):
     @override
     def explore(self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator) -> JsonObject:
         keys = list(self.space)
-        times, points, changes = self._observations(trials, keys)
+        times, points, changes = observed_changes(trials, self.space, self.interval)
         candidates = rng.random((CANDIDATES, len(keys)))
         if len(changes) < 2:
             best = candidates[0]
@@ -51,22 +51,30 @@ class Pb2Scheduler(PopulationScheduler):
             best = candidates[int(np.argmax(upper_bounds(times, points, changes, at / self.interval, candidates)))]
         return {key: from_unit(self.space[key], float(share)) for key, share in zip(keys, best, strict=True)}
 
-    def _observations(
-        self, trials: Mapping[int, TrialStanding], keys: list[str]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (N,) intervals, (N, D) points in the unit cube, (N,) changes of the score, oldest first."""
-        rows = []
-        for trial in trials.values():
-            for at in trial.scores:
-                before, values = at - self.interval, trial.history.get(at, trial.values)
-                if before in trial.scores:
-                    point = [to_unit(self.space[key], values[key]) for key in keys]
-                    rows.append((at / self.interval, point, trial.scores[at] - trial.scores[before]))
-        rows = sorted(rows, key=lambda row: row[0])[-MAX_POINTS:]
-        if not rows:
-            return np.zeros(0), np.zeros((0, len(keys))), np.zeros(0)
-        times, points, changes = zip(*rows, strict=True)
-        return np.array(times), np.array(points), np.array(changes)
+
+def observed_changes(
+    trials: Mapping[int, TrialStanding], space: Mapping[str, DimensionConfig], interval: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (N,) intervals, (N, D) points in the unit cube, (N,) changes of the score, the MAX_POINTS newest, oldest first.
+
+    A point is the values with which a trial trained in an interval. The change is that of the weights: an interval after a
+    takeover began with the donor's score. Intervals with an unknown score are left out.
+    """
+    rows = []
+    for trial in trials.values():
+        for at, score in trial.scores.items():
+            start = at - interval
+            origin = trials.get(trial.donors.get(start, trial.number))  # None if the donor has failed since
+            before = None if origin is None else origin.scores.get(start)
+            if before is not None and WORST_SCORE not in (before, score):
+                values = trial.values_until(at)
+                point = [to_unit(dimension, values[key]) for key, dimension in space.items()]
+                rows.append((at / interval, point, score - before))
+    rows = sorted(rows, key=lambda row: row[0])[-MAX_POINTS:]
+    if not rows:
+        return np.zeros(0), np.zeros((0, len(space))), np.zeros(0)
+    times, points, changes = zip(*rows, strict=True)
+    return np.array(times), np.array(points), np.array(changes)
 
 
 def upper_bounds(

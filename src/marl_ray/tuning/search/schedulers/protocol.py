@@ -26,14 +26,23 @@ class TrialStanding:
     values: JsonMapping = field(default_factory=dict)
     """Values that the trial runs with now."""
     history: Mapping[int, JsonMapping] = field(default_factory=dict)
-    """Decision point -> the values until then, for points before which they differed."""
+    """Decision point of an exploit -> the values before it."""
+    donors: Mapping[int, int] = field(default_factory=dict)
+    """Decision point of an exploit -> the number of the trial whose weights were taken over."""
 
     @property
     def at(self) -> int:
         """The last decision point; 0 before the first."""
         return max(self.scores, default=0)
 
+    def values_until(self, at: int) -> JsonMapping:
+        """Return the values with which the trial trained up to a decision point."""
+        exploit = min((point for point in self.history if point >= at), default=None)
+        return self.values if exploit is None else self.history[exploit]
 
+
+WORST_SCORE = -1e300
+"""Score of a trial that has not reported its metric yet; JSON has no infinity."""
 _Place = tuple[float, int]
 """A trial's score with its sign changed, and its number: the first place is the best."""
 _Order = list[_Place]
