@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import FieldError, MarlRayError, did_you_mean
+from marl_ray.evaluation.student_interval import student_interval
 from marl_ray.runs.stored import StoredRun
 from marl_ray.runs.summary import Score, algorithms_of, published_of, score_of
 from marl_ray.training.run_folder.metrics_file import iteration_of
@@ -83,16 +84,6 @@ def group_by_seed(runs: Sequence[StoredRun], metric: str | None = None) -> list[
     if metric not in METRICS:
         return seed_groups
     return sorted(seed_groups, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
-
-
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's 95 % interval of the mean of two or more independent values."""
-    from scipy.stats import t
-
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    half = float(t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
-    return mean - half, mean + half
 
 
 def _overrides_of(run: StoredRun) -> dict[str, object]:

@@ -8,7 +8,7 @@ from toy_runs.runs import store_run
 
 import marl_ray as api
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.comparison import group_by_seed, student_interval
+from marl_ray.runs.comparison import group_by_seed
 from marl_ray.runs.plot import group_line, legend_line, legend_title
 from marl_ray.runs.stored import find_run
 
@@ -129,7 +129,3 @@ def test_runs_of_different_metrics_are_not_compared(storage):
         done = marl_ray("runs", "compare", *names, "--storage", storage, "--out", storage / "no.png")
         assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (storage / "no.png").exists()
-
-
-def test_students_interval_is_that_of_the_tables():
-    assert student_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)

@@ -35,7 +35,7 @@ class EpisodeScores:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Student's 95 % interval of the mean return; None for a single episode."""
-        from marl_ray.runs.comparison import student_interval
+        from marl_ray.evaluation.student_interval import student_interval
 
         return student_interval(self.returns) if len(self.returns) > 1 else None
 

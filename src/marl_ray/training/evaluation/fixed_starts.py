@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from marl_ray.algorithms.constraints.budgets import budget_score, mean_costs, within_budget_metrics
 from marl_ray.config import RunConfig
+from marl_ray.evaluation.student_interval import student_interval
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.evaluation.whole_episodes import reported_means
 
@@ -112,7 +113,9 @@ class Evaluator:
             raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite{place}")
         metrics = {"return": _mean([episode.episode_return for episode in sampled])}
         starts = [sampled[first : first + samples] for first in range(0, len(sampled), samples)]
-        metrics |= _mean_interval([_mean([episode.episode_return for episode in start]) for start in starts])
+        returns = [_mean([episode.episode_return for episode in start]) for start in starts]
+        if len(returns) > 1:
+            metrics["return_low"], metrics["return_high"] = student_interval(returns)
         policies = sampled[0].policy_returns
         if len(policies) > 1:
             metrics |= {f"return/{name}": _mean([e.policy_returns[name] for e in sampled]) for name in policies}
@@ -125,21 +128,6 @@ class Evaluator:
         metrics |= reported_means([episode.metrics for episode in sampled])
         score = budget_score(config.budgets, metrics["return"], mean_costs(costs))
         return Evaluation(metrics | family_metrics, score, sum(episode.length for episode in (*sampled, *greedy)))
-
-
-def _mean_interval(returns: Sequence[float]) -> dict[str, float]:
-    """Return Student's 95 % interval of the mean of independent returns.
-
-    The interval's ends are `return_low` and `return_high`; the mapping is empty for a single return.
-    """
-    from scipy.special import stdtrit  # scipy is imported here, because every process of a run imports this file
-
-    if len(returns) < 2:
-        return {}
-    mean = _mean(returns)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / (len(returns) - 1))
-    half_width = float(stdtrit(len(returns) - 1, 0.975)) * deviation / math.sqrt(len(returns))
-    return {"return_low": mean - half_width, "return_high": mean + half_width}
 
 
 def _mean(values: Sequence[float]) -> float:
