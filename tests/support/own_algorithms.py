@@ -1,8 +1,10 @@
 """An algorithm as a user writes it, with a hyper-parameter of its own."""
 
+from dataclasses import replace
+
 from pydantic import PositiveFloat
 
-from marl_ray.algorithms import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms import Algorithm, PolicyLoss, PolicyLossInputs, algorithm_of
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
@@ -36,3 +38,11 @@ DECOUPLED_PPO = Algorithm(
     gae_advantages,
     policy_loss,
 )
+_LAGRANGIAN = algorithm_of("ppo_lagrangian")
+FITTED_LAGRANGIAN = replace(
+    _LAGRANGIAN,
+    name="fitted_lagrangian",
+    spec=replace(_LAGRANGIAN.spec, critic_first=True, keys=(*_LAGRANGIAN.spec.keys, "critic_epochs")),
+    critic_targets=algorithm_of("direct_dapo").critic_targets,
+)
+"""PPO-Lagrangian whose critic of the reward is fitted before the advantages; its cost critics learn by gradient steps."""

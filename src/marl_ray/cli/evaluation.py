@@ -18,6 +18,7 @@ from marl_ray.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
+    from marl_ray.evaluation.options import Progress
 
 PROGRESS_S = 10.0
 """Seconds between two lines that say how far an evaluation is."""
@@ -318,7 +319,7 @@ def _parse_whole_numbers(option: str, text: str) -> tuple[int, ...]:
         raise FieldError(option, f"expected whole numbers with commas, such as 1,10, got {text!r}") from error
 
 
-def _make_progress() -> object:
+def _make_progress() -> "Progress":
     last = time.monotonic()
 
     def show_progress(what: str, done: int, total: int) -> None:

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,8 @@ KIND_BY_KEY = {
 class YamlLoader(yaml.SafeLoader):
     """YAML in which `3e-4` is a number, though YAML 1.1 reads it as text, and a key may be given only once.
 
+    `<<: *NAME` merges the keys of another mapping into this one, whose own keys come first.
+
     Every error about a text is a yaml.YAMLError.
     """
 
@@ -44,25 +46,36 @@ class YamlLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from error
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node of the text; None at its end. One that is nested too deeply is a ComposerError."""
+        """Return the next node of the text; None at its end.
+
+        One that is nested too deeply is a ComposerError, and a key that is given twice a ConstructorError, which has its
+        line.
+        """
         try:
-            return super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
         except RecursionError:
             raise yaml.composer.ComposerError(None, None, "nested too deeply") from None
+        if isinstance(node, yaml.MappingNode):
+            self._check_keys(node)  # as they are written, because a constructed mapping also has those that `<<` merges
+        return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """Return the mapping of a node. A key that is given twice is a ConstructorError, which has its line."""
+    def _check_keys(self, node: yaml.MappingNode) -> None:
         keys = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # its value is no key of a Python mapping; the base class refuses it with its line
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                continue  # the base class refuses it with its line
             if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             keys.add(key)
-        return super().construct_mapping(node, deep)
+
+    def construct_special_key(self, node: yaml.Node) -> object:
+        """Return the text of a `<<` or `=`, for which the base class has no value."""
+        return self.construct_yaml_str(node)
 
 
+YamlLoader.add_constructor("tag:yaml.org,2002:merge", YamlLoader.construct_special_key)
+YamlLoader.add_constructor("tag:yaml.org,2002:value", YamlLoader.construct_special_key)
 _FLOAT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 

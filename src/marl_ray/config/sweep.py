@@ -5,9 +5,9 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import NAME_PATTERN, Config, StorageField
 from marl_ray.config.load import parse_config, read_yaml, with_overrides
@@ -25,8 +25,20 @@ DIMENSION_KINDS = ("grid", "choice", "uniform", "loguniform", "int")
 MAX_CONDITION_PICKS = 64
 """Maximum number of combinations of conditions in which one value is tried before a sweep begins."""
 
-WholeBounds = tuple[int, int]
+MAX_SEARCH_SEED = (1 << 32) - 1
+"""Greatest seed of a search: that of NumPy's older generator, from which Optuna draws."""
+MAX_WHOLE_END = (1 << 53) - 1
+"""Greatest end of a range of whole numbers. Floats, in which searches and schedulers compute, hold it exactly."""
+MAX_END = 1e100
+"""Greatest end of a range of numbers. The differences of such ends, and their squares, are finite."""
+MAX_SEEDS = 1000
+"""Maximum number of seeds of a configuration."""
+
+WholeRangeEnd = Annotated[int, Field(ge=-MAX_WHOLE_END, le=MAX_WHOLE_END)]
+WholeBounds = tuple[WholeRangeEnd, WholeRangeEnd]
 """Bounds of a range of whole numbers; in `DimensionConfig` the name `int` is that of a key."""
+RangeEnd = Annotated[float, Field(ge=-MAX_END, le=MAX_END)]
+PositiveRangeEnd = Annotated[float, Field(gt=0, le=MAX_END)]
 
 
 class DimensionConfig(Config):
@@ -36,9 +48,9 @@ class DimensionConfig(Config):
     """Every one of these values."""
     choice: tuple[Any, ...] | None = None
     """One of these values."""
-    uniform: tuple[float, float] | None = None
+    uniform: tuple[RangeEnd, RangeEnd] | None = None
     """A number between low and high."""
-    loguniform: tuple[PositiveFloat, PositiveFloat] | None = None
+    loguniform: tuple[PositiveRangeEnd, PositiveRangeEnd] | None = None
     """A number between low and high, uniform in its logarithm."""
     int: WholeBounds | None = None
     """A whole number from low to high, both included."""
@@ -77,7 +89,7 @@ class SearchConfig(Config):
     kind: Literal["grid", "random", "tpe"] = "grid"
     """`grid`: every combination once. `random`: drawn from the space, for every combination of its `grid` keys. `tpe`:
     Optuna's tree-structured Parzen estimator; with several metrics, towards their Pareto front."""
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, le=MAX_SEARCH_SEED)
     """Seed of the draws."""
     startup: PositiveInt = 10
     """`tpe`: configurations drawn at random before the estimator is asked."""
@@ -122,7 +134,7 @@ class SweepConfig(Config):
     scheduler: SchedulerConfig = FifoSettings()
     """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt`,
     `pb2`, or `package.module:NAME` of a scheduler of your own; each kind has keys of its own."""
-    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1, max_length=MAX_SEEDS)
     """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
     metric: tuple[MetricConfig, ...] = Field(default=(MetricConfig(),), min_length=1)
     """One, or for `search.kind: tpe` several. The scheduler and the choice of the winner see the first."""
@@ -143,7 +155,8 @@ class SweepConfig(Config):
             return data
         data = dict(data)
         if isinstance(data.get("seeds"), int) and not isinstance(data["seeds"], bool):
-            data["seeds"] = list(range(data["seeds"]))
+            # one more is enough to be refused
+            data["seeds"] = list(range(min(data["seeds"], MAX_SEEDS + 1)))
         if isinstance(data.get("metric"), str):
             data["metric"] = {"name": data["metric"]}
         if isinstance(data.get("metric"), Mapping):

@@ -103,9 +103,13 @@ def finite_number(value: Any, what: str) -> float:
 
     Raises MarlRayError unless it is finite.
     """
-    if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, Real | np.bool_) else math.nan
+    except OverflowError:  # a whole number above the largest float
+        number = math.inf
+    if not math.isfinite(number):
         raise MarlRayError(f"{what} is {in_one_line(value)}, expected a finite number")
-    return float(value)
+    return number
 
 
 def in_one_line(value: Any) -> str:

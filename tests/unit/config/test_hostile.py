@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from marl_ray.config import RunConfig, parse_config
+from marl_ray.config import ExperimentConfig, RunConfig, parse_config
 from marl_ray.config.cluster import ClusterConfig
 from marl_ray.config.serving.gateway import GatewayConfig
 from marl_ray.config.sweep import SweepConfig
@@ -14,6 +14,8 @@ from marl_ray.errors import MarlRayError
 RUN = {"name": "r", "env": {"id": "budget_dag"}}
 SWEEP = {"name": "s", "run": RUN, "space": {"hyper.lr": {"grid": [0.1, 0.2]}}}
 ARMS = "experiments.0.arms.a"
+HUGE = "1" + 400 * "0"
+"""A whole number above the largest float."""
 CLUSTER = {"name": "c", "image": "a/b:1", "groups": {"w": {"cpus": 1, "memory": "1Gi"}}}
 LIBRARY_WORDS = re.compile(
     r"Input should|should have|should match|\[type=|pydantic|Value error|function-|tagged|union|\[key\]|nullable"
@@ -90,6 +92,30 @@ HOSTILE = {
             "metric: {nmae: x}": "unknown key 'metric.nmae'; did you mean metric.name or metric.mode?",
             "metric: {mode: maximum}": "metric.mode: expected 'max' or 'min', got 'maximum'; did you mean max",
             "budget: {hours: -1}": "budget.hours: expected a number greater than 0, got -1",
+            "search: {seed: 4294967296}": "search.seed: expected a number of at most 4294967295, got 4294967296",
+            f"seeds: {HUGE}": "seeds: expected a length of at most 1000",
+            "seeds: 1000000000000": "seeds: expected a length of at most 1000",
+            "space: {hyper.minibatches: {int: [1, 9007199254740992]}}": (
+                "space.hyper.minibatches.int.1: expected a number of at most 9007199254740991, got 9007199254740992"
+            ),
+            "space: {hyper.minibatches: {int: [-9007199254740992, 1]}}": (
+                "space.hyper.minibatches.int.0: expected a number of at least -9007199254740991"
+            ),
+            f"space: {{hyper.minibatches: {{int: [1, {HUGE}]}}}}": "space.hyper.minibatches.int.1: expected a number of",
+            "space: {hyper.gamma: {uniform: [-1.7e+308, 1]}}": (
+                "space.hyper.gamma.uniform.0: expected a number of at least -1e+100, got -1.7e+308"
+            ),
+            "space: {hyper.lr: {loguniform: [1, 1.7e+308]}}": (
+                "space.hyper.lr.loguniform.1: expected a number of at most 1e+100, got 1.7e+308"
+            ),
+        },
+    ),
+    ExperimentConfig: (
+        {"name": "e", "arms": {"a": {"bundle": "x"}}},
+        {
+            f"population: {{attributes: {{age: [{HUGE}]}}}}": "population.attributes.age.0: expected a boolean, a number",
+            f"margin: {HUGE}": "margin: expected a number of 0 or more",
+            f"bounds: [0, {HUGE}]": "bounds: expected [low, high] with low < high",
         },
     ),
     GatewayConfig: (
@@ -122,7 +148,9 @@ HOSTILE = {
 CASES = [(model, base, text, words) for model, (base, cases) in HOSTILE.items() for text, words in cases.items()]
 
 
-@pytest.mark.parametrize(("model", "base", "text", "words"), CASES, ids=[f"{m.__name__}: {t}" for m, _, t, _ in CASES])
+@pytest.mark.parametrize(
+    ("model", "base", "text", "words"), CASES, ids=[f"{m.__name__}: {t[:70]}" for m, _, t, _ in CASES]
+)
 def test_a_value_of_a_wrong_kind_is_one_line_in_our_words(model, base, text, words):
     with pytest.raises(MarlRayError) as refused:
         parse_config(model, base | yaml.safe_load(text), source="f.yaml")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from toy_runs.run_configs import refusal, run
 
-from marl_ray.config import GatewayConfig, RunConfig, load_config, parse_config
+from marl_ray.config import GatewayConfig, RunConfig, load_config, parse_config, read_yaml
 from marl_ray.errors import MarlRayError
 
 
@@ -116,6 +116,41 @@ def test_a_key_given_twice_has_its_line(tmp_path):
         f"{path}, line 3: not valid YAML: key 'name' is given twice"
     )
     assert "key 'id' is given twice" in file_refusal(path, "name: a\nenv:\n  id: x\n  id: y\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}),
+        ("a: &a {x: 1}\nb: &b {x: 2, y: 3}\nc: {x: 4, <<: [*a, *b]}", {"c": {"x": 4, "y": 3}}),
+        # A mapping that merges is itself merged, above and below the place where it stands.
+        (
+            "a: &a {x: 1}\nb:\n  in: &b {<<: *a, x: 2}\nc: {<<: *b, z: 3}",
+            {"b": {"in": {"x": 2}}, "c": {"x": 2, "z": 3}},
+        ),
+        ("a: {=: 1}\nb: <<\nc: =", {"a": {"=": 1}, "b": "<<", "c": "="}),
+    ],
+)
+def test_a_merge_key_gives_a_mapping_the_keys_of_others_below_its_own(tmp_path, text, expected):
+    (tmp_path / "c.yaml").write_text(text)
+    data = read_yaml(tmp_path / "c.yaml")
+    assert {key: data[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {x: 1}\nb:\n  <<: *a\n  y: 1\n  y: 2", ", line 5: not valid YAML: key 'y' is given twice"),
+        ("a: &a {x: 1}\nb:\n  <<: *a\n  <<: *a", ", line 4: not valid YAML: key '<<' is given twice"),
+        (
+            "b:\n  <<: 3",
+            ", line 2: not valid YAML: expected a mapping or list of mappings for merging, but found scalar",
+        ),
+        ("? [a, b]\n: 1", ", line 1: not valid YAML: found unhashable key"),
+    ],
+)
+def test_a_mapping_that_merges_is_refused_as_others_are(tmp_path, text, message):
+    assert file_refusal(tmp_path / "c.yaml", text) == f"{tmp_path / 'c.yaml'}{message}"
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "just words\n", "5\n"])

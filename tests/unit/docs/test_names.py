@@ -29,6 +29,8 @@ TICKED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
 """A name in back ticks, which may be dotted, or a call of it."""
 ATTRIBUTE = re.compile(r"`([A-Z][a-z]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`")
 """An attribute of a class in back ticks, or a call of it."""
+IN_FILE = re.compile(r"`(\w+)`\s+(?:in|of)\s+`([\w./-]*\w\.py)`")
+"""A name in back ticks, and the file that has it."""
 CHAIN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 TEXT = re.compile(r'(?P<line>^ *)?(?P<string>"""[\s\S]*?""")|(?:^ *|  )# .*', re.MULTILINE)
 """A string of several lines, which is a docstring if nothing is before it in its line, or a comment."""
@@ -142,6 +144,21 @@ def test_modules_that_pages_and_docstrings_name_exist():
     named = {(path, name) for path, text in texts() for name in DOTTED.findall(text) if name not in others}
     assert len(named) > 50
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not has(name)] == []
+
+
+def test_names_that_pages_and_docstrings_place_in_a_file_are_defined_there():
+    places = {(path, *place) for path, text in texts() for place in IN_FILE.findall(text)}
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name} in {file}"
+        for path, name, file in sorted(places)
+        if not any(
+            re.search(DEFINED.format(name), text, re.MULTILINE)
+            for other, text in sources().items()
+            if f"/{other.relative_to(ROOT)}".endswith(f"/{file}")
+        )
+    ]
+    assert len(places) >= 5
+    assert wrong == []
 
 
 class Names(NamedTuple):

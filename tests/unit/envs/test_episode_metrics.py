@@ -55,6 +55,7 @@ def test_a_replayed_episode_has_the_metrics_of_the_played_one():
         (3.0, 'infos["metrics"] of a is 3.0, expected a dict of numbers'),
         ({"won": float("nan")}, "metric won of a is nan, expected a finite number"),
         ({"won": "yes"}, "metric won of a is 'yes', expected a finite number"),
+        ({"won": 10**400}, f"metric won of a is {10**400}, expected a finite number"),
     ],
 )
 def test_what_is_no_number_is_refused_by_name(metrics, words):

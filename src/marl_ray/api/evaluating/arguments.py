@@ -54,8 +54,13 @@ def _whole_number(value: Any, minimum: int | None = None) -> int:
 
 def _finite_number(value: Any) -> float:
     """Return a finite number of Python or NumPy as one of Python."""
-    _require(isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value))
-    return float(value)
+    _require(isinstance(value, Real) and not isinstance(value, bool))
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number above the largest float
+        number = math.inf
+    _require(math.isfinite(number))
+    return number
 
 
 def _seconds(value: object) -> float:

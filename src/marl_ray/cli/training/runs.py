@@ -28,7 +28,7 @@ RunName = Annotated[
 def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
     """List the runs and sweeps of a storage.
 
-    Of a folder with a damaged file a line on stderr names the file.
+    A folder with a damaged file is left out, and a line on stderr names the file.
     """
     from marl_ray.runs.stored import list_stored, storage_hint
     from marl_ray.runs.summary import summary_of
@@ -84,7 +84,7 @@ def show_log(
 def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = "runs", as_json: Json = False) -> None:
     """Resume a run from its last checkpoint.
 
-    The config is that of the run's folder. Of a finished run raise `train.total_steps`.
+    The config is that of the run's folder. To train a finished run on, raise `train.total_steps`.
     """
     from marl_ray.api.training import check_and_train
     from marl_ray.cli.training.train import result_lines, warn_of

@@ -68,8 +68,9 @@ def choice_hint(error: ErrorDetails) -> str:
 
 
 def _whole_number(value: Any) -> Any:
-    """Return a bound as people write it, 1 for 1.0; other values stay as they are."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Return a bound as people write it, 1 for 1.0; other values, and 1e+100, stay as they are."""
+    is_short = isinstance(value, float) and value.is_integer() and abs(value) < 1e16  # a float writes no more digits
+    return int(value) if is_short else value
 
 
 def explain(error: ErrorDetails, key: str) -> str:

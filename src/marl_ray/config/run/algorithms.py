@@ -100,6 +100,8 @@ class AlgorithmSpec:
         contradictions = {
             "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
             "critic_first: expected a critic": self.critic_first and self.critic == "none",
+            "critic_first: expected no trust region; with both the gradient steps would train nothing": self.critic_first
+            and self.constraint == "trust_region",
             "pairs: expected no critic and no groups": self.pairs and (self.critic != "none" or self.groups),
             "constraint: expected a critic, local or central, for costs too": self.needs_costs
             and self.critic == "none",

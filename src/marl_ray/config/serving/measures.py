@@ -1,5 +1,6 @@
 """Config of a metric: the numbers it may take, and the accepted loss against the control."""
 
+import sys
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -24,7 +25,7 @@ def _read_margin(value: Any) -> Any:
             relative = None
     if isinstance(relative, int | float) and not isinstance(relative, bool) and 0 < relative < 1:
         return {"relative": relative}
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return float(value)
     if isinstance(value, RelativeMargin):
         return value

@@ -1,6 +1,6 @@
 """The config of an experiment's population, the units that take part."""
 
-import math
+import sys
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -20,7 +20,7 @@ def _check_attribute(value: object) -> object:
     is_valid = (
         0 < len(value) <= MAX_ATTRIBUTE_LENGTH and value.isprintable()
         if isinstance(value, str)
-        else isinstance(value, bool | int | float) and math.isfinite(value)
+        else isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max
     )
     if not is_valid:
         raise ValueError(f"expected a boolean, a number, or a text of 1 to {MAX_ATTRIBUTE_LENGTH} printable characters")

@@ -95,7 +95,7 @@ def _step(
     if len(parts) > 1:
         policy.family.end_passes(policy.model)
     trained = [policy.actor] if spec.constraint != "trust_region" else []
-    critics = policy.critics if not spec.critic_first else []
+    critics = policy.critics[1:] if spec.critic_first else policy.critics  # the first is fitted already
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
     policy.optimizer.step()
     metrics[PassMetrics._fields.index("grad_norm")] = norms[0] / rank_and_world_size()[1]  # a norm is global already

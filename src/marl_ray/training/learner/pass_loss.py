@@ -32,7 +32,9 @@ class PassMetrics(NamedTuple):
     kl: Tensor
     clip_fraction: Tensor
     grad_norm: Tensor
-    """Norm of the gradient of the whole step; a pass has 0."""
+    """Norm of the actor's gradient, or with a trust region of the critics', in the whole step before clipping.
+
+    A pass has 0."""
 
 
 class ScoredPass:

@@ -54,6 +54,18 @@ def test_decoupled_ppo_tells_the_policies_apart():
             assert torch.allclose(weights["ppo"], weights[OWN], atol=1e-6) == (stale == 0.0)
 
 
+def test_the_gradients_of_cost_critics_are_clipped_where_the_critic_is_fitted_first():
+    needed = ("constraints=[{budget: 4}]", "train.rollout=episodes")
+    tiny_steps = ("hyper.optimizer=sgd", "hyper.max_grad_norm=1e-9")
+    with process_group():
+        learner, batch = play(config("algorithm=own_algorithms:FITTED_LAGRANGIAN", *needed, *tiny_steps))
+        weights = [p for critic in learner.policy.critics[1:] for p in critic.parameters()]
+        before = [p.detach().clone() for p in weights]
+        learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))
+        changes = [float((p.detach() - old).abs().max()) for p, old in zip(weights, before, strict=True)]
+    assert len(weights) > 0 and max(changes) < 1e-8
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [

@@ -63,6 +63,7 @@ WHOLE_NUMBER = "expected a whole number of"
         ("greedy", "yes", "expected True or False, got 'yes'"),
         ("temperature", "hot", "expected a finite number, got 'hot'"),
         ("temperature", float("inf"), "expected a finite number, got inf"),
+        ("temperature", 10**400, "expected a finite number, got 1000"),
         ("max_tokens", float("nan"), f"{WHOLE_NUMBER} 1 or more, got nan"),
         ("answer", "essay", "expected completion, solution or output, got 'essay'"),
         ("prompt", Path("prompt.txt"), "expected a text, got PosixPath('prompt.txt')"),

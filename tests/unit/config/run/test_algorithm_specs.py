@@ -17,6 +17,10 @@ class NeedyHyper(HyperParameters):
     ("keys", "message"),
     [
         ({"keys": ("bogus",)}, "'bogus' is no field of HyperParameters"),
+        (
+            {"critic": "local", "constraint": "trust_region", "critic_first": True},
+            "critic_first: expected no trust region; with both the gradient steps would train nothing",
+        ),
         ({"hyper": NeedyHyper}, "shift: every key needs a default"),
         ({"defaults": {"clip": -1.0}}, "defaults: clip: expected a number greater than 0, got -1.0"),
         ({"defaults": {"clip": 0.3, "clip_high": 0.2}}, "defaults: clip_high=0.2 must not be below clip=0.3"),
