@@ -46,13 +46,12 @@ WITHOUT_MACHINE = {
         "commands",
         "evalplus",
         "judge_agreement",
-        "memory_plan",
         "rewards",
         "sandbox",
         "sweep",
         "trackers",
     ),
-    *("experiments", "scale", "web_latency"),
+    *("scale", "web_latency"),
 }
 """Results that were recorded before their scripts stored these keys; who records one again takes it out."""
 
