@@ -40,19 +40,7 @@ UNMEASURED: dict[tuple[str, str], list[float]] = {
 
 MACHINE = {"cpu", "cores", "python"}
 """Keys that `benchmarks.records.machine` sets besides the versions of packages."""
-WITHOUT_MACHINE = {
-    *(
-        "checkpoint",
-        "commands",
-        "evalplus",
-        "judge_agreement",
-        "rewards",
-        "sandbox",
-        "sweep",
-        "trackers",
-    ),
-    *("scale", "web_latency"),
-}
+WITHOUT_MACHINE = {"sandbox", "scale", "trackers", "web_latency"}
 """Results that were recorded before their scripts stored these keys; who records one again takes it out."""
 
 
