@@ -40,7 +40,7 @@ UNMEASURED: dict[tuple[str, str], list[float]] = {
 
 MACHINE = {"cpu", "cores", "python"}
 """Keys that `benchmarks.records.machine` sets besides the versions of packages."""
-WITHOUT_MACHINE = {"sandbox", "scale", "trackers", "web_latency"}
+WITHOUT_MACHINE = {"scale", "trackers", "web_latency"}
 """Results that were recorded before their scripts stored these keys; who records one again takes it out."""
 
 
