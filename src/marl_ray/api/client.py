@@ -13,12 +13,10 @@ import numpy as np
 
 from marl_ray.api.calls import named_arguments, short_repr
 from marl_ray.deadlines.http_client import DeadlineClient
+from marl_ray.deadlines.seconds import EXPECTED_SECONDS, are_seconds
 from marl_ray.errors import FieldError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.client.requests import experiment_path, gateway_url, key_headers, request_json_with
-
-MAX_REQUEST_S = 86_400.0
-"""Seconds of a day, which no answer takes."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,8 @@ class Client:
         """
         if not isinstance(key, str | None):
             raise FieldError("key", f"expected a text, got {type(key).__name__}")
-        is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
-        if not is_number or not 0 < timeout_s < MAX_REQUEST_S:
-            raise FieldError(
-                "timeout_s",
-                f"expected seconds, more than 0 and less than {MAX_REQUEST_S:,.0f}, got {short_repr(timeout_s)}",
-            )
+        if not are_seconds(timeout_s):
+            raise FieldError("timeout_s", f"expected {EXPECTED_SECONDS}, got {short_repr(timeout_s)}")
         self._client = DeadlineClient(base_url=gateway_url(url), timeout=timeout_s, headers=key_headers(key))
 
     @named_arguments

@@ -26,7 +26,7 @@ MAX_CONDITION_PICKS = 64
 """Maximum number of combinations of conditions in which one value is tried before a sweep begins."""
 
 MAX_SEARCH_SEED = (1 << 32) - 1
-"""Greatest seed of a search: that of NumPy's older generator, from which Optuna draws."""
+"""Greatest seed of a search: it has 32 bits, as the seeds of NumPy's older generator and of Optuna have."""
 MAX_WHOLE_END = (1 << 53) - 1
 """Greatest end of a range of whole numbers. Floats, in which searches and schedulers compute, hold it exactly."""
 MAX_END = 1e100

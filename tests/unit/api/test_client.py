@@ -58,11 +58,11 @@ def test_numbers_of_numpy_are_numbers(bodies):
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [
-        ({"timeout_s": "30"}, "timeout_s: expected seconds, more than 0 and less than 86,400, got '30'"),
-        ({"timeout_s": True}, "timeout_s: expected seconds, more than 0 and less than 86,400, got True"),
-        ({"timeout_s": math.nan}, "timeout_s: expected seconds, more than 0 and less than 86,400, got nan"),
-        ({"timeout_s": math.inf}, "timeout_s: expected seconds, more than 0 and less than 86,400, got inf"),
-        ({"timeout_s": -1}, "timeout_s: expected seconds, more than 0 and less than 86,400, got -1"),
+        ({"timeout_s": "30"}, "timeout_s: expected seconds, more than 0 and less than a day (86,400), got '30'"),
+        ({"timeout_s": True}, "timeout_s: expected seconds, more than 0 and less than a day (86,400), got True"),
+        ({"timeout_s": math.nan}, "timeout_s: expected seconds, more than 0 and less than a day (86,400), got nan"),
+        ({"timeout_s": math.inf}, "timeout_s: expected seconds, more than 0 and less than a day (86,400), got inf"),
+        ({"timeout_s": -1}, "timeout_s: expected seconds, more than 0 and less than a day (86,400), got -1"),
         ({"key": 5}, "key: expected a text, got int"),
         ({"key": "k\u00e9y"}, "key: expected printable ASCII without blanks around it"),
         ({"key": "a\nb"}, "key: expected printable ASCII without blanks around it"),

@@ -208,7 +208,7 @@ class TpeSearch(Search):
     @override
     def take_up(self, number: int, values: Values) -> None:
         self.study.add_trial(self._earlier_trial(values, None))
-        self.open[number] = self.study.trials[-1].number
+        self.open[number] = self.study.get_trials(deepcopy=False)[-1].number
 
     @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
