@@ -1,9 +1,8 @@
 """Arguments of `marl_ray.evaluate`: their types, and the records of `evaluation/options.py` that are made of them."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks.base import ANSWER_KINDS
 from marl_ray.evaluation.options import EpisodeOptions, RunningOptions, ScoringOptions, WebRequest, WritingRequest
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.rewards.option_numbers import is_finite
 from marl_ray.sandbox import Level
 
 _RECORD_TYPES: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
@@ -54,13 +54,8 @@ def _whole_number(value: Any, minimum: int | None = None) -> int:
 
 def _finite_number(value: Any) -> float:
     """Return a finite number of Python or NumPy as one of Python."""
-    _require(isinstance(value, Real) and not isinstance(value, bool))
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number above the largest float
-        number = math.inf
-    _require(math.isfinite(number))
-    return number
+    _require(is_finite(value))
+    return float(value)
 
 
 def _seconds(value: object) -> float:
