@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from processes.environment import NICENESS
 
 from marl_ray.cluster.local_ray import LocalRay, local_ray
 
@@ -22,7 +23,7 @@ SUPPORT = Path(__file__).parent / "support"
 gc.set_threshold(1_000_000)  # the collection of tests imports a million objects, all of which stay
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
 # Tests that wait for Ray's workers are the longest, and Ray lets all others go first.
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's own spelling
+os.environ[NICENESS] = "0"
 PATHS = filter(None, [str(SUPPORT / "every_process"), os.environ.get("PYTHONPATH")])
 os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
 

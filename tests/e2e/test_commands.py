@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes.command_line import PROGRAM, ROOT, marl_ray, without_ray
+from processes.command_line import PROGRAM, ROOT, marl_ray
+from processes.environment import without_ray
 from toy_runs.runs import mlflow_database
 
 from marl_ray.cluster.local_ray import free_port

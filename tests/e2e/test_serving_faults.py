@@ -208,6 +208,7 @@ def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway):
     """A replica, the controller and the proxy, one after another under one load."""
     killed_at, intact_at = {}, {}
@@ -215,6 +216,7 @@ def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway):
         for fault, title in KILLS.items():
             victims = gateway.ray.actors(title)
             assert len(victims) == (REPLICAS if fault == "replica" else 1)
+            assert [victim.nice() for victim in victims] == [0] * len(victims)  # else other tests starve the next ones
             killed_at[fault] = time.monotonic()
             victims[0].kill()
             gateway.ray.wait_until_complete(REPLICAS)

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from processes.command_line import PROGRAM, keys_of, marl_ray, without_ray
+from processes.command_line import PROGRAM, keys_of, marl_ray
+from processes.environment import without_ray
 from waiting import until
 
 from marl_ray.first_steps.quickstart import has_display

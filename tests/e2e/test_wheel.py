@@ -1,7 +1,6 @@
 """The wheel: every file of the package is in it, and its commands run where nothing else of the repository is."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from processes.environment import without_ray
 
 from marl_ray.extensions import POINTS
 from marl_ray.first_steps.demo import ARM_CONFIGS
@@ -37,7 +37,7 @@ with local_ray(num_cpus=4) as ray:
 
 def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program in `folder` without the variables that lead Python or pip to this checkout."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "RAY_"))}
+    env = {key: value for key, value in without_ray().items() if not key.startswith(("PYTHON", "PIP_"))}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes.environment import without_ray
 
 from marl_ray.cluster import jobs
 from marl_ray.cluster.listeners import JobListener
@@ -124,8 +125,7 @@ def test_ctrl_c_stops_the_job(ray_cluster, tmp_path):
     [(None, "asks for a token; set RAY_AUTH_TOKEN"), ("wrong", "refuses the token in RAY_AUTH_TOKEN")],
 )
 def test_a_cluster_that_asks_for_a_token_says_so(ray_cluster, token, message):
-    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    env |= {"RAY_AUTH_TOKEN": token} if token else {}
+    env = without_ray() | ({"RAY_AUTH_TOKEN": token} if token else {})
     code = (
         "from marl_ray.cluster import jobs\nfrom marl_ray.errors import MarlRayError\n"
         f"try:\n    jobs.connect({ray_cluster.dashboard_url!r})\nexcept MarlRayError as error:\n    print(error)"

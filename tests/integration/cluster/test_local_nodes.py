@@ -7,7 +7,8 @@ import sys
 
 import psutil
 import pytest
-from processes.command_line import PROGRAM, without_ray
+from processes.command_line import PROGRAM
+from processes.environment import without_ray
 
 from marl_ray.cluster.local_nodes import local_cluster
 from marl_ray.errors import MarlRayError

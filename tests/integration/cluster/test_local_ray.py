@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 import torch
+from processes.environment import without_ray
 
 from marl_ray.cli.serving.local_gateway import serve_locally
 from marl_ray.cluster import jobs
@@ -63,8 +64,7 @@ finally:
 )
 def test_nothing_is_left(ray_cluster, tmp_path, ending, number, status):
     """Also two Rays at a time: the shared one keeps running beside this one, and each runs its own jobs."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
-    env |= {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    env = without_ray() | {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, ending],
         env=env,

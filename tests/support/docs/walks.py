@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from processes.environment import without_ray
+
 from docs.pages import ROOT, Block, blocks
 from marl_ray.cluster.local_ray import free_port
 
@@ -117,7 +119,7 @@ class Walk:
         return output
 
     def environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MARL_RAY_"))}
+        inherited = {name: value for name, value in without_ray().items() if not name.startswith("MARL_RAY_")}
         programs = [self.folder / ".venv/bin", Path(sys.executable).parent]
         return inherited | {
             "PATH": os.pathsep.join([*map(str, programs), inherited["PATH"]]),

@@ -14,16 +14,12 @@ import typer
 
 from marl_ray.cli import main
 from marl_ray.cli.documents.forms import FORMS
+from processes.environment import without_ray
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = str(Path(sys.executable).parent / "marl-ray")
 BUILD_COMMANDS = functools.cache(typer.main.get_command)
 """Typer builds all commands for each call, in 60 ms."""
-
-
-def without_ray() -> dict[str, str]:
-    """The environment of this process, without the variables of a running Ray."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
 def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:

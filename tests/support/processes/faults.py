@@ -20,8 +20,12 @@ import psutil
 from servers.installed import find, need
 from waiting import until
 
+from processes.environment import without_ray
+
 ANSWER_S = 330.0
 """More than `deploy` takes, whose own error says more than that nothing answers."""
+QUESTION_S = 0.25
+"""Seconds between two questions to Serve, whose answers cost the CPU time that it needs to recover."""
 CONTROLLER, PROXY, REPLICA = "ray::ServeController", "ray::ProxyActor", "ray::ServeReplica:"
 
 # Not in the tests' process: that one has a Ray already, which other tests share.
@@ -62,14 +66,14 @@ class OwnRay:
                 continue
         return pids
 
-    def wait_until_complete(self, replicas: int, timeout_s: float = 90.0) -> None:
+    def wait_until_complete(self, replicas: int, timeout_s: float = 150.0) -> None:
         """Wait until so many replicas, a proxy and a controller live and the proxy answers.
 
         Serve must say that replicas and proxy run. Serve alone would be believed too early: it takes its time to notice
         a death, and a new proxy to listen.
         """
         expected = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"], 200)
-        until(lambda: self._state() == expected, "Serve to be whole", timeout_s, self._state)
+        until(lambda: self._state() == expected, "Serve to be whole", timeout_s, self._state, QUESTION_S)
 
     def _state(self) -> tuple[list[int], list[str], list[str], int]:
         """Living actors by kind, and what Serve says."""
@@ -104,12 +108,11 @@ def own_ray(folder: Path, **env: str) -> Iterator[OwnRay]:
 
     Afterwards nothing of it runs any more, or AssertionError.
     """
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
     with (folder / "ray.log").open("w") as log:
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD],
             cwd=folder,
-            env=clean | env,
+            env=without_ray() | env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
