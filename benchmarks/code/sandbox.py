@@ -119,7 +119,7 @@ def official_command(todo: list[Problem]) -> tuple[float, float]:
 
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds of a process, of its descendants and of all that these have waited for."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(map(int, fields[11:15])) / TICKS_PER_S + sum(cpu_s(int(child)) for child in children)
 

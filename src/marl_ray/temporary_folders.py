@@ -107,8 +107,8 @@ def start_of(process: int) -> int:
     No change of the clock moves them. A process that has ended counts as none, even if its parent has not waited for it.
     """
     try:
-        stat = Path(f"/proc/{process}/stat").read_text()
+        stat = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
         return 0
-    fields = stat.rpartition(")")[2].split()  # proc(5): from the third on, after a name that may hold spaces
-    return 0 if fields[0] == "Z" else int(fields[19])
+    fields = stat.rpartition(b")")[2].split()  # proc(5): from the third on, after a name that may hold any bytes
+    return 0 if fields[0] == b"Z" else int(fields[19])

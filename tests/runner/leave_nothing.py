@@ -92,7 +92,8 @@ def _processes() -> tuple[dict[int, int], dict[int, float]]:
     parents, used_s = {}, {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has just exited
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            # As bytes, because a process may name itself by any.
+            words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             parents[int(pid)] = int(words[1])
             used_s[int(pid)] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
     return parents, used_s
@@ -108,7 +109,7 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 def _ignores_ends(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        match = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        match = re.search(rb"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
         return match is not None and bool(int(match[1], 16) >> (signal.SIGCHLD - 1) & 1)
     return False
 

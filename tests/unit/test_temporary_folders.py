@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from marl_ray.temporary_folders import new_temporary_folder, remove_leftovers, short_folder, temporary_folder
+from marl_ray.temporary_folders import (
+    new_temporary_folder,
+    remove_leftovers,
+    short_folder,
+    start_of,
+    temporary_folder,
+)
 
 MAKE = """
 import tempfile
@@ -65,3 +71,13 @@ def test_a_number_that_another_process_has_now_counts_as_another(root):
     remove_leftovers.cache_clear()
     remove_leftovers(str(root))
     assert own_folder.exists() and not earlier.exists()
+
+
+def test_the_start_of_a_process_is_read_whatever_it_calls_itself():
+    code = "open('/proc/self/comm', 'wb').write(b') Z 1 \\xff'); print('named', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        before = start_of(child.pid)
+        assert child.stdout is not None and child.stdout.readline() == b"named\n"
+        assert start_of(child.pid) == before > 0
+        child.communicate(b"\n", timeout=60)
+    assert start_of(child.pid) == 0
