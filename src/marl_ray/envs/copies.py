@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_ray.closing import close_all
+from marl_ray.closing import Unfinished, close_all
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_positions
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
@@ -155,9 +155,9 @@ class EnvLoop(EnvBatch):
         """`first` is the environment of the first copy, if it was made already."""
         self.signals = signals
         self.envs = [] if first is None else [first]
-        with ExitStack() as unfinished:  # closes the copies that were made here where the loop cannot be made
+        with Unfinished() as unfinished:
             while len(self.envs) < copies:
-                self.envs.append(unfinished.enter_context(closing(make_env(config, constraints))))
+                self.envs.append(unfinished.keep(make_env(config, constraints)))
             env = self.envs[0]
             self.agents = list(env.possible_agents)
             self.groups, self.members = [list(group) for group in groups], group_positions(self.agents, groups)

@@ -8,12 +8,12 @@ import pkgutil
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marl_ray.closing import Unfinished
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.extensions import ENVIRONMENT, REFERENCE, refuse_bools, with_colon
@@ -47,8 +47,8 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
     limits = [constraint.hard_limit for constraint in constraints]
     if all(limit is None for limit in limits):
         return env
-    with ExitStack() as unfinished:  # closes an environment that cannot be held within the limits
-        unfinished.enter_context(closing(env))
+    with Unfinished() as unfinished:
+        unfinished.keep(env)
         if is_text(env):
             raise MarlRayError(
                 f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts"
@@ -239,7 +239,20 @@ def _named_parameters(function: Callable[..., object]) -> list[str]:
 
 
 def _accept_environment(env_id: str, env: "ParallelEnv | AECEnv") -> "ParallelEnv | AECEnv":
-    """Return the environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
+    """Return the environment if it is a parallel one or one of texts, converted if it takes turns otherwise.
+
+    Any other is refused, and closed.
+    """
+    with Unfinished() as unfinished:
+        if callable(getattr(env, "close", None)):
+            unfinished.keep(env)
+        accepted = _as_parallel_or_text(env_id, env)
+        unfinished.pop_all()
+    return accepted
+
+
+def _as_parallel_or_text(env_id: str, env: "ParallelEnv | AECEnv") -> "ParallelEnv | AECEnv":
+    """Return what `_accept_environment` does. Raises MarlRayError for an environment that is neither."""
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel
 

@@ -1,7 +1,6 @@
 """Copies of one-agent environments that Gymnasium's `VectorEnv` or EnvPool steps together."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from typing_extensions import override
 
+from marl_ray.closing import Unfinished
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_positions
 from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.errors import MarlRayError
@@ -164,9 +164,8 @@ class PoolBatch(VectorBatch):
     def __init__(self, make: Callable[[list[int]], Any], copies: int, groups: Sequence[Sequence[str]], signals: int):
         """`make` makes the pool of as many copies as there are seeds. The errors are those of `VectorBatch`."""
         self.make = make
-        with ExitStack() as unfinished:  # closes the pool where the batch cannot be made
-            pool = unfinished.enter_context(closing(make([0] * copies)))
-            super().__init__(pool, groups, signals)
+        with Unfinished() as unfinished:
+            super().__init__(unfinished.keep(make([0] * copies)), groups, signals)
             unfinished.pop_all()
         shape: tuple[int, ...] = self.vector.single_observation_space.shape or ()
         self.channels_first = len(shape) == 3 and shape[0] < shape[-1]

@@ -8,13 +8,12 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
 from prometheus_client.core import Metric
 
-from marl_ray.closing import close_all
+from marl_ray.closing import Unfinished, close_all
 from marl_ray.config import GatewayConfig
 from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side, shut_down
 from marl_ray.errors import MarlRayError
@@ -80,18 +79,16 @@ class Service:
         """
         self.config = config
         self._noise = np.random.default_rng(seed)
-        with ExitStack() as unfinished:  # closes what is open where a later part is refused
+        with Unfinished() as unfinished:
             # What requests are admitted and counted by.
             self.admission = Admission(config)
             self.metrics = GatewayMetrics(replica)
 
             # What outlives this process.
-            self.stores = open_stores(config.database)
-            unfinished.callback(self.stores.close)
+            self.stores = unfinished.keep(open_stores(config.database))
             self.notices = Notices(self.stores.database)
             """Changes that are still to reach other replicas, or the receiver of the webhook."""
-            spool = Spool(spool_folder(config.spool, config.database), config.spool_bytes)
-            unfinished.callback(spool.close)
+            spool = unfinished.keep(Spool(spool_folder(config.spool, config.database), config.spool_bytes))
             self.exposures = ExposureLog(self.stores.units, spool)
             self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
             """The log of acts and texts; None if the config keeps none."""

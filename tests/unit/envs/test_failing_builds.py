@@ -10,6 +10,7 @@ from toys.envs import Limited
 from toys.texts import LimitedEcho
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
+from marl_ray.conformance.extensions import environment
 from marl_ray.envs.copies import EnvLoop
 from marl_ray.envs.gridworld.batch import GridworldBatch
 from marl_ray.envs.gridworld.environment import Gridworld
@@ -85,6 +86,32 @@ def test_an_environment_that_cannot_keep_hard_limits_is_closed(env_id, message, 
     with pytest.raises(MarlRayError, match=f"^constraints: hard_limit {re.escape(message)}$"):
         make_env(EnvConfig(id=env_id, kwargs={"limit": 9}), [ConstraintConfig(budget=1.0, hard_limit=1.0)])
     assert (Limited.open_count, LimitedEcho.open_count) == (0, 0)
+
+
+def test_an_environment_that_is_refused_is_closed_and_its_refusal_is_told_if_closing_fails(monkeypatch):
+    monkeypatch.setattr(Limited, "observation_space", lambda *_: spaces.Text(3))
+    close = Limited.close
+
+    def fail(env):
+        close(env)
+        raise OSError("still busy")
+
+    monkeypatch.setattr(Limited, "close", fail)
+    with pytest.raises(MarlRayError, match=r"^env\.id: toys\.envs:limited has Text spaces; expected an AECEnv "):
+        make_env(EnvConfig(id="toys.envs:limited"))
+    assert Limited.open_count == 0
+
+
+@pytest.mark.parametrize("check", [lambda: list(environment.check("toys.envs:limited", {})),
+                                   lambda: environment.first_fault(EnvConfig(id="toys.envs:limited"))])  # fmt: skip
+def test_an_environment_whose_check_is_interrupted_is_closed(check, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Limited, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        check()
+    assert Limited.open_count == 0
 
 
 def test_a_browser_whose_driver_is_missing_leaves_no_thread(monkeypatch):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from marl_ray.closing import Unfinished
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.properties import CheckedProperty, check_property
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics
@@ -41,9 +42,11 @@ class AgentStep(NamedTuple):
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Play episodes of drawn actions; `settings` are `env.kwargs`."""
     config = EnvConfig(id=name, kwargs=dict(settings))
-    env = make_env(config)
-    yield from _check_without_steps(env)
-    yield from _check_episodes(env, config, EPISODES, MAX_STEPS)
+    with Unfinished() as unfinished:
+        env = unfinished.keep(make_env(config))
+        yield from _check_without_steps(env)
+        yield from _check_episodes(env, config, EPISODES, MAX_STEPS)
+        unfinished.pop_all()
     yield _check_close(env)
 
 
@@ -52,11 +55,13 @@ def first_fault(config: EnvConfig) -> CheckedProperty | None:
 
     An environment of texts is not played, because its rewards may cost money.
     """
-    env = make_env(config)
-    properties = _check_without_steps(env)
-    if not is_text(env):
-        properties = chain(properties, _check_episodes(env, config, 1, FEW_STEPS))
-    fault = next((checked for checked in properties if checked.failure is not None), None)
+    with Unfinished() as unfinished:
+        env = unfinished.keep(make_env(config))
+        properties = _check_without_steps(env)
+        if not is_text(env):
+            properties = chain(properties, _check_episodes(env, config, 1, FEW_STEPS))
+        fault = next((checked for checked in properties if checked.failure is not None), None)
+        unfinished.pop_all()
     closed = _check_close(env)  # after a fault, too
     return closed if fault is None and closed.failure is not None else fault
 

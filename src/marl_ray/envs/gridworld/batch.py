@@ -1,13 +1,12 @@
 """Step many copies of a gridworld in one compiled call: their states stand in shared arrays."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
 
-from marl_ray.closing import close_all
+from marl_ray.closing import Unfinished, close_all
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, group_positions
 from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, price_action, step_copies
@@ -29,8 +28,8 @@ class GridworldBatch(EnvBatch):
 
     def __init__(self, config: EnvConfig, copies: int, groups: Sequence[Sequence[str]], signals: int = 1):
         self.signals = signals
-        with ExitStack() as unfinished:  # closes the copies where a later one, or the batch, cannot be made
-            self.envs: list[Any] = [unfinished.enter_context(closing(make_env(config))) for _ in range(copies)]
+        with Unfinished() as unfinished:
+            self.envs: list[Any] = [unfinished.keep(make_env(config)) for _ in range(copies)]
             env = self.envs[0]
             if signals != 1 and any(env.prices):
                 raise MarlRayError(f"env.cost: a MultiGrid environment has one cost signal, expected {signals}")

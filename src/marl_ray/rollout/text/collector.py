@@ -6,13 +6,12 @@ of workers nor the order of waves changes a result.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 import numpy as np
 from pettingzoo import AECEnv
 
-from marl_ray.closing import close_all
+from marl_ray.closing import Unfinished, close_all
 from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.deadlines.side_by_side import CallTimeoutError, run_side_by_side
 from marl_ray.envs.batch import group_positions
@@ -79,11 +78,8 @@ class TextCollector:
         `curriculum` is `train.curriculum`. Where the collector cannot be made, the copies that it has made are closed.
         """
         saved = state or {}
-        with ExitStack() as unfinished:
-            self.copies = [
-                TextCopy(unfinished.enter_context(closing(make())), number, signals, plan.steps, agents)
-                for number in copies
-            ]
+        with Unfinished() as unfinished:
+            self.copies = [TextCopy(unfinished.keep(make()), number, signals, plan.steps, agents) for number in copies]
             env = self.copies[0].env
             group_positions(env.possible_agents, list(agents.values()))
             self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None

@@ -1,13 +1,13 @@
 """Build a run on this worker: its environment, team, collector and evaluations, with its state from the run's start."""
 
-import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from pettingzoo import ParallelEnv
 
+from marl_ray.closing import Unfinished
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
 from marl_ray.json_types import JsonMapping
@@ -37,30 +37,6 @@ if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.training.team.members import EngineOf
 
 
-class Closable(Protocol):
-    """A part of a run that holds something until it is closed, such as processes, files or threads."""
-
-    def close(self) -> None:
-        """Release what the part holds."""
-
-
-ClosablePart = TypeVar("ClosablePart", bound=Closable)
-
-
-class _UnfinishedRun(contextlib.ExitStack):
-    """Closes the parts of a run that cannot be built, the newest first. Errors of closing are dropped."""
-
-    def keep(self, part: ClosablePart) -> ClosablePart:
-        """Return a part that was just made."""
-
-        def close() -> None:
-            with contextlib.suppress(Exception):
-                part.close()
-
-        self.callback(close)
-        return part
-
-
 def build_run(
     config: RunConfig,
     device: torch.device,
@@ -74,7 +50,7 @@ def build_run(
     closed, and its error is raised. With several workers the team stays open, and its engines end with their process.
     """
     torch.set_num_threads(config.resources.threads_per_worker)
-    with _UnfinishedRun() as unfinished:
+    with Unfinished() as unfinished:
         # An environment may read a file of tasks, which may fail on one worker alone; all workers raise the error then.
         env = run_on_all_workers(lambda: unfinished.keep(make_env(config.env, config.constraints)))
         callbacks.phase(run_family(config).BUILDING)

@@ -1,10 +1,10 @@
 """The family of runs of actor-critics; `RunFamily` documents the functions."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 
 from pettingzoo import ParallelEnv
 
+from marl_ray.closing import Unfinished
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.rollout.actor_critic.collector import ActorCriticCollector
@@ -46,9 +46,9 @@ def make_collector(
     data: object,
 ) -> ActorCriticCollector:
     """Return the collector of compiled or batched environments."""
-    with ExitStack() as unfinished:  # closes the copies where the collector cannot be made
-        envs = unfinished.enter_context(
-            closing(make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints))
+    with Unfinished() as unfinished:
+        envs = unfinished.keep(
+            make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints)
         )
         collector = ActorCriticCollector(env, envs, agents, copies, plan, config.seed, config.cost_signals, state)
         unfinished.pop_all()

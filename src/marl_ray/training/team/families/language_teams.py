@@ -1,7 +1,6 @@
 """Teams of language models; `TeamFamily` documents the functions."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
+from marl_ray.closing import Unfinished
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.language import Models, StreamedPolicy, TokenBundle, save_token_bundle
@@ -179,7 +179,7 @@ def assemble(
     for name, rows in measure_pass_limits(learners).items():
         learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
-    with ExitStack() as unfinished:  # closes the first engines where a later one cannot be made
-        engines = {name: unfinished.enter_context(closing(make(name, model))) for name, model in sampling.items()}
+    with Unfinished() as unfinished:
+        engines = {name: unfinished.keep(make(name, model)) for name, model in sampling.items()}
         unfinished.pop_all()
     return LanguageTeam(agents, sampling, learners, engines)
