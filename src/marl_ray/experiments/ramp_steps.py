@@ -50,6 +50,8 @@ class RampEvidence:
     arms: Mapping[str, ArmEvidence] = field(default_factory=dict)
     srm_alarm: bool = False
     """True if the sample ratio test finds that the arms' counts contradict the weights."""
+    barred: str | None = None
+    """A sentence that says why no arm may get more traffic, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,9 @@ def decide_step(record: ExperimentRecord, evidence: RampEvidence, now: float) ->
     """Decide the next step of the experiment at `now`, in seconds since 1970.
 
     Proven harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
-    everything, and so do reports that one arm's units lack. Only when the stage has had its exposures and its time does
-    the next stage follow, or the promotion after the last stage. Missing evidence, that of guardrails included, never
-    promotes an arm and never takes the control's last units.
+    everything, as do reports that one arm's units lack, and weights that another experiment has rolled back. Only when
+    the stage has had its exposures and its time does the next stage follow, or the promotion after the last stage.
+    Missing evidence, that of guardrails included, never promotes an arm and never takes the control's last units.
     """
     plan, state = record.plan, record.state
 
@@ -90,6 +92,8 @@ def decide_step(record: ExperimentRecord, evidence: RampEvidence, now: float) ->
     for arm in weighted:
         if (unequal_reports := by_arm[arm].unequal_reports) is not None:
             return hold(unequal_reports, RampStep.HOLD_REPORTING)
+    if evidence.barred is not None:
+        return hold(evidence.barred)
     exposed = min((by_arm[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
     if exposed < plan.min_exposures:
         return hold(f"{exposed} of {plan.min_exposures} exposures in this stage")

@@ -142,6 +142,8 @@ class Look(Observations):
     """Metric (or `outcome`) -> arm -> number of its units that have reported it."""
     bets: Mapping[BetQuestion, BetEvidence] = field(default_factory=dict)
     """Evidence of the betting tests, by question."""
+    barred: str | None = None
+    """Sentence that says why no arm may get more traffic: another experiment has rolled its weights back; else None."""
     sources: Sources | None = None
 
     def pooled_moments(self, metric: str, treatment: str, control: str) -> Moments:

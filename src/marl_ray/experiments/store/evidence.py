@@ -16,6 +16,7 @@ from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
 from marl_ray.experiments.statistics.bets import BetEvidence
 from marl_ray.experiments.store.records import look_settings, read_experiment
+from marl_ray.experiments.store.rules import barred_reason
 
 
 class EvidenceStore:
@@ -47,11 +48,12 @@ class EvidenceStore:
                 totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)
                 proven = self._bet(connection, record, settings, questions, moment) if questions else {}
+                barred = barred_reason(connection, record)
             # Blocks end although no row is new.
             if news or last is None or settings.randomize == "switchback":
                 last = look_at(totals, settings, moment)
             self._sums[name] = sums, last
-        return replace(last, shares=shares, bets=proven)
+        return replace(last, shares=shares, bets=proven, barred=barred)
 
     def _bet(
         self,

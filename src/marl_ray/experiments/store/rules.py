@@ -11,6 +11,10 @@ from marl_ray.experiments.store.records import look_settings
 from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
 
+class RolledBackElsewhereError(MarlRayError):
+    """An arm would get traffic with weights that another experiment has rolled back."""
+
+
 def check_settings_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise MarlRayError if a change of `randomize` or of the window would concern units that are already there."""
     before, after = look_settings(old), look_settings(new)
@@ -84,7 +88,7 @@ def allowed_arms(
 
     The arms serve these weights with the config's permission: the arms have weight, and their bundle, or the same
     weights in another bundle, were rolled back elsewhere. Arms that `before` (the arms of the earlier config) already
-    permitted are left out. Raises MarlRayError for such an arm without `allow_rolled_back`.
+    permitted are left out. Raises RolledBackElsewhereError for such an arm without `allow_rolled_back`.
     """
     own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
     same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)
@@ -103,7 +107,7 @@ def allowed_arms(
         if part is None or not part["weight"] > 0 or (same_bundle and row.arm == plan_of(config).control):
             continue
         if not part.get("allow_rolled_back", False):
-            raise MarlRayError(
+            raise RolledBackElsewhereError(
                 f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:DIGEST_DIGITS]} have been rolled "
                 f"back in experiment {row.other_experiment!r}; expected another bundle, weight 0, or "
                 "allow_rolled_back: true (marl-ray deploy --allow-rolled-back)"
@@ -111,3 +115,15 @@ def allowed_arms(
         if not (same_bundle and earlier.get("allow_rolled_back", False)):
             allowed[row.arm] = row.other_experiment
     return allowed
+
+
+def barred_reason(connection: sa.Connection, record: ExperimentRecord) -> str | None:
+    """Return why no arm of the experiment may get more traffic, as a sentence; None if each may.
+
+    The reason is that another experiment has rolled an arm's weights back.
+    """
+    try:
+        allowed_arms(connection, record.name, record.config, record.config["arms"])
+    except RolledBackElsewhereError as error:
+        return str(error)
+    return None

@@ -21,6 +21,7 @@ from marl_ray.experiments.ramp_steps import ArmEvidence, RampDecision, RampEvide
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, judge_reporting
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.experiments import ExperimentStore
+from marl_ray.experiments.store.rules import RolledBackElsewhereError
 from marl_ray.serving.ramp_decisions.questions import (
     HARM,
     PROMOTION,
@@ -174,7 +175,7 @@ def judge_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -
             guardrail_gap=next((reason for reason in reasons if reason), None) if is_enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
-    return LookResults(look, harms, guardrails, promotions, srm, reports, RampEvidence(arms, srm.alarm))
+    return LookResults(look, harms, guardrails, promotions, srm, reports, RampEvidence(arms, srm.alarm, look.barred))
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
@@ -247,8 +248,8 @@ def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: Experi
         experiments.change(
             config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm
         )
-    except StaleEpochError:
-        return None  # another replica or a person has changed the experiment first
+    except (StaleEpochError, RolledBackElsewhereError):
+        return None  # another replica, a person or another experiment was first
     _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
     return decision
 
@@ -272,7 +273,11 @@ def _reallocate(
         or not is_enough
     ):
         return
-    if results.srm.alarm or any(reporting.test.alarm for reporting in results.reporting):
+    if (
+        results.look.barred is not None
+        or results.srm.alarm
+        or any(reporting.test.alarm for reporting in results.reporting)
+    ):
         return
     drawn = thompson_weights(results.look.gains("outcome", plan.control, remaining, len(plan.weights)), config.floor)
     weights = {arm: drawn.get(arm, 0.0) for arm in plan.weights}
@@ -280,7 +285,7 @@ def _reallocate(
     if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < MIN_CHANGE:
         return
     shares = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
-    with contextlib.suppress(StaleEpochError):  # another replica or a person has changed the experiment first
+    with contextlib.suppress(StaleEpochError, RolledBackElsewhereError):  # somebody else was first
         experiments.reallocate(
             record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {shares}"
         )

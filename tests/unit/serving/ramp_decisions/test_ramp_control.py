@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -354,3 +355,20 @@ def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(s
         assert low < mean < high and at <= stores.database.clock.now
         assert all((low is None) == (high is None) and (low is not None or n < 20) for _, n, _, low, high in rows)
     assert curves({}, config) == {}
+
+
+@pytest.mark.parametrize("more", [
+    {"promotion": "automatic"}, {"strategy": "gradual", "stages": [0.5, 1.0]}, {"strategy": "thompson", "reweigh_s": 1e-9},
+])  # fmt: skip
+def test_an_experiment_whose_arm_was_rolled_back_in_another_holds_and_says_so(stores, more):
+    config = open_experiment(stores, **more)
+    other = stores.experiments.read("exp").config | {"name": "other", "salt": "o", "endpoint": "elsewhere"}
+    stores.experiments.open("other", other)
+    sessions(stores, 2_000, lambda arm, k: 1.0 if arm == "b" else 0.0)
+    stores.experiments.change("other", Action.ROLLBACK, epoch=None, actor="test", reason="", arm="b")
+    reason = r"^experiment 'exp': arms\.b: the weights of bundle digest-b have been rolled back in experiment 'other'; "
+    decision = decide(stores.experiments, stores.evidence, config)
+    assert decision.step is RampStep.HOLD and re.match(reason, decision.reason)
+    record = stores.experiments.read("exp")
+    assert record.epoch == 1
+    assert re.match(reason, describe(record, config, {}, results_of(stores, config), {})["decision"]["reason"])
