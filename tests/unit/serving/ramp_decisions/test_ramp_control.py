@@ -371,4 +371,5 @@ def test_an_experiment_whose_arm_was_rolled_back_in_another_holds_and_says_so(st
     assert decision.step is RampStep.HOLD and re.match(reason, decision.reason)
     record = stores.experiments.read("exp")
     assert record.epoch == 1
-    assert re.match(reason, describe(record, config, {}, results_of(stores, config), {})["decision"]["reason"])
+    report: Any = describe(record, config, {}, results_of(stores, config), {})
+    assert re.match(reason, report["decision"]["reason"])
