@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,9 @@ class YamlLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except ValueError as error:  # a date of the 13th month, a number of too many digits
             raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from error
+        except (AttributeError, LookupError) as error:  # a text whose tag calls it a number, a bool or a moment
+            message = f"{getattr(node, 'value', None)!r} is not what its tag {node.tag.rpartition(':')[2]} says"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from error
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Return the next node of the text; None at its end.
@@ -117,17 +121,35 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
     """Return the validated config of plain data with overrides on top. Raises MarlRayError with the first mistake."""
     if not isinstance(data, Mapping):
         raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type_name(data)}")
+    merged = _plain_data(with_overrides(_plain_data(data, source), overrides), source)
     try:
-        plain = json.loads(json.dumps(data, default=str))
-    except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text
-        raise MarlRayError(f"{source}: not plain data: {one_line(error)}") from error
-    merged = with_overrides(plain, overrides)
-    try:
-        return model.model_validate(merged)
+        config = model.model_validate(merged)
     except ValidationError as error:
         if other_kind := other_kind_hint(model.model_fields, data, source):
             raise MarlRayError(f"{source}: {other_kind}") from error
         raise MarlRayError(f"{source}: {first_mistake(error, merged, model)}") from error
+    # Keys whose names only an environment, a tool or a reward knows: no JSON could hand their values to a worker.
+    for key, value in dotted_keys(merged).items():
+        if (number := _infinite_number(value)) is not None:
+            raise MarlRayError(f"{source}: {key}: expected a finite number, got {number}")
+    return config
+
+
+def _plain_data(data: object, source: str) -> JsonObject:
+    """Return the data as JSON has it, in which a date is a text. Raises MarlRayError if JSON has nothing like it."""
+    try:
+        plain: JsonObject = json.loads(json.dumps(data, default=str))
+    except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text
+        raise MarlRayError(f"{source}: not plain data: {one_line(error)}") from error
+    return plain
+
+
+def _infinite_number(value: JsonValue) -> float | None:
+    """Return the first number of a value or of its lists that is infinite or not a number; None if each is finite."""
+    if isinstance(value, Mapping | list):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return next((number for part in parts if (number := _infinite_number(part)) is not None), None)
+    return value if isinstance(value, float) and not math.isfinite(value) else None
 
 
 def with_overrides(data: JsonObject, overrides: Sequence[str]) -> JsonObject:

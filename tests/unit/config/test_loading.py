@@ -110,6 +110,30 @@ def test_yaml_that_python_cannot_hold_is_not_valid():
     assert refusal("name=" + "[" * 2000).endswith(": not valid YAML: nested too deeply")
 
 
+@pytest.mark.parametrize(("tag", "text"), [
+    ("int", ""), ("int", "_"), ("float", ""), ("bool", "perhaps"), ("timestamp", "tomorrow"),
+])  # fmt: skip
+def test_a_text_that_its_tag_calls_something_else_is_not_valid(tag, text):
+    message = f", line 1: not valid YAML: {text!r} is not what its tag {tag} says"
+    assert refusal(f'name=!!{tag} "{text}"').endswith(message)
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
+def test_a_number_of_keys_that_no_class_names_is_finite(number):
+    """JSON has no other, so the environments of workers would get nothing in its place."""
+    got = float(number.replace(".", ""))
+    assert refusal(f"env.kwargs.limit={number}") == f"config: env.kwargs.limit: expected a finite number, got {got}"
+    assert refusal(f"env.kwargs.bounds=[0, {{high: {number}}}]").startswith(
+        "config: env.kwargs.bounds: expected a finite"
+    )
+
+
+def test_what_workers_get_is_what_was_parsed():
+    config = run("env.kwargs={day: 2026-11-28, 1: x}")
+    assert config.env.kwargs == {"day": "2026-11-28", "1": "x"}
+    assert parse_config(RunConfig, config.as_given()) == config
+
+
 def test_a_key_given_twice_has_its_line(tmp_path):
     path = tmp_path / "c.yaml"
     assert file_refusal(path, "name: a\nenv: {id: x}\nname: b\n") == (
