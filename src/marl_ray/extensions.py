@@ -288,10 +288,10 @@ def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, o
 def check_options(name: str, function: Callable[..., object], options: Mapping[str, object], *reserved: str) -> None:
     """Raise MarlRayError for an option that is no parameter of the function, or one that is reserved for the caller.
 
-    Raises it too for a true or a false in place of a number.
+    Raises it too for a number of another kind, as `check_numbers` does.
     """
     try:
-        refuse_bools(function, options)
+        check_numbers(function, options)
     except ValueError as error:
         raise MarlRayError(f"{name} rejected {dict(options)} ({error})") from error
     parameters = inspect.signature(function).parameters.values()
@@ -304,11 +304,12 @@ def check_options(name: str, function: Callable[..., object], options: Mapping[s
             raise MarlRayError(f"{name} has no option {str(option)!r}{expected}")
 
 
-def refuse_bools(function: Callable[..., object], options: Mapping[str, object]) -> None:
-    """Raise ValueError naming an option that is a true or a false where the function's annotation is a number.
+def check_numbers(function: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Raise ValueError naming an option whose number is of another kind than the function's annotation says.
 
-    Without this `workers: yes` of a config means one worker, because a bool is an int of Python. A list of numbers has no
-    bool in it either. A function whose parameters cannot be read takes every option.
+    It is a true or a false, as `workers: yes` of a config means one worker because a bool is an int of Python; or a
+    fraction where the annotation is a whole number. A list of numbers has none of them in it either. A function whose
+    parameters cannot be read takes every option.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -317,12 +318,14 @@ def refuse_bools(function: Callable[..., object], options: Mapping[str, object])
     for name, parameter in parameters.items():
         value = options.get(name)
         types = set(re.findall(r"\w+", inspect.formatannotation(parameter.annotation)))
-        if types.isdisjoint({"int", "float"}) or "bool" in types:
+        if types.isdisjoint({"int", "float"}):
             continue
-        if isinstance(value, bool):
-            raise ValueError(f"{name}={value}, expected a number")
-        if isinstance(value, list | tuple) and any(isinstance(part, bool) for part in value):
-            raise ValueError(f"{name}={value}, expected no true or false in it")
+        is_list = isinstance(value, list | tuple)
+        parts = value if isinstance(value, list | tuple) else [value]
+        if "bool" not in types and any(isinstance(part, bool) for part in parts):
+            raise ValueError(f"{name}={value}, expected {'no true or false in it' if is_list else 'a number'}")
+        if "float" not in types and any(isinstance(part, float) for part in parts):
+            raise ValueError(f"{name}={value}, expected {'whole numbers in it' if is_list else 'a whole number'}")
 
 
 @cache

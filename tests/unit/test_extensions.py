@@ -93,29 +93,37 @@ def add(count: int | None, share: float, is_kept: bool, either: int | bool, size
         ({"count": True}, "count=True, expected a number"),
         ({"share": False}, "share=False, expected a number"),
         ({"sizes": [2, True]}, "sizes=[2, True], expected no true or false in it"),
+        ({"count": 2.5}, "count=2.5, expected a whole number"),
+        ({"either": float("inf")}, "either=inf, expected a whole number"),
+        ({"sizes": [2, 1.5]}, "sizes=[2, 1.5], expected whole numbers in it"),
     ],
 )
-def test_an_option_that_is_a_number_takes_no_bool(options, words):
+def test_an_option_takes_only_numbers_of_its_kind(options, words):
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        extensions.refuse_bools(add, options)
+        extensions.check_numbers(add, options)
     with pytest.raises(MarlRayError) as refused:
         extensions.check_options("add", add, options)
     assert str(refused.value) == f"add rejected {options} ({words})"
 
 
 def test_an_option_that_is_no_number_takes_a_bool():
-    extensions.refuse_bools(add, {"is_kept": True, "either": False, "text": True, "count": 1, "sizes": [1, 2]})
-    extensions.refuse_bools(dict, {"count": True})  # it has no signature
+    extensions.check_numbers(
+        add, {"is_kept": True, "either": False, "text": True, "share": 1, "count": 1, "sizes": [1, 2]}
+    )
+    extensions.check_numbers(dict, {"count": True})  # it has no signature
 
 
 @pytest.mark.parametrize("point", [ENVIRONMENT, extensions.REWARD, extensions.TOOL], ids=lambda point: point.kind)
-def test_no_number_of_a_built_in_part_takes_a_bool(point):
+def test_no_number_of_a_built_in_part_takes_a_bool_and_no_whole_one_a_fraction(point):
     for name in point.builtins:
         part = point.load(name)
         for option, parameter in inspect.signature(part).parameters.items():
             if type(parameter.default) in (int, float):
                 with pytest.raises(ValueError, match=f"^{option}=True, expected a number$"):
-                    extensions.refuse_bools(part, {option: True})
+                    extensions.check_numbers(part, {option: True})
+            if type(parameter.default) is int:
+                with pytest.raises(ValueError, match=rf"^{option}=1\.5, expected a whole number$"):
+                    extensions.check_numbers(part, {option: 1.5})
 
 
 PARTS = """

@@ -16,7 +16,7 @@ import numpy as np
 from marl_ray.closing import Unfinished
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
-from marl_ray.extensions import ENVIRONMENT, REFERENCE, refuse_bools, with_colon
+from marl_ray.extensions import ENVIRONMENT, REFERENCE, check_numbers, with_colon
 from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _suggest_prefixed_id(env_id: str) -> str:
 
 def _build(env_id: str, make: "Callable[..., ParallelEnv | AECEnv]", kwargs: JsonObject) -> "ParallelEnv | AECEnv":
     try:
-        refuse_bools(make, kwargs)
+        check_numbers(make, kwargs)
         return make(**copy.deepcopy(kwargs))  # an environment may change its arguments; the config stays
     except TypeError as error:
         unexpected = _UNEXPECTED_KEYWORD.search(str(error))

@@ -330,7 +330,7 @@ def test_the_key_reaches_neither_the_cache_nor_an_error(tmp_path, caplog):
             "key_variable: expected the name of an environment",
         ),
         ({"offline": True, "scale": 0}, "scale=0, expected a whole number of at least 1"),
-        ({"offline": True, "scale": 2.5}, "scale=2.5, expected a whole number of at least 1"),
+        ({"offline": True, "scale": 2.5}, "(scale=2.5, expected a whole number)"),
         ({"offline": True, "scale": True}, "(scale=True, expected a number)"),
         ({"offline": True, "retries": True}, "(retries=True, expected a number)"),
         ({"offline": True, "limit": True, "cache": "c"}, "(limit=True, expected a number)"),

@@ -37,7 +37,7 @@ from marl_ray.envs.gridworld.moves import (
     price_action,
 )
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import refuse_bools
+from marl_ray.extensions import check_numbers
 
 # isort: split
 # After `moves`, which keeps the package quiet.
@@ -244,7 +244,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         package_class, defaults = CONFIGURATIONS[env_id]
         _check_kwargs(env_id, kwargs)
         for package_function in (package_class, MultiGridEnv):
-            refuse_bools(package_function, kwargs)
+            check_numbers(package_function, kwargs)
         self.world: Any = type(package_class.__name__, (package_class, World), {})(**(defaults | kwargs))
         cost = cost or CostConfig()
         self.prices = Prices(float(cost.collision), float(cost.action))

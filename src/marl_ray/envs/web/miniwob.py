@@ -15,7 +15,7 @@ from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.options import BrowserOptions
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
-from marl_ray.extensions import refuse_bools
+from marl_ray.extensions import check_numbers
 
 WIDTH, HEIGHT = 500, 320
 """The viewport in pixels: a task is 160 by 210, and lists and dialogs stand out of it."""
@@ -82,7 +82,7 @@ class MiniWob(BrowserEnv):
         **browser: Any,
     ):
         options = BrowserOptions(**(DEFAULTS | browser))
-        refuse_bools(MiniWob, {"variants": variants, "held_out": held_out})
+        check_numbers(MiniWob, {"variants": variants, "held_out": held_out})
         if variants < 1 or held_out < 0:
             raise ValueError(f"variants={variants}, held_out={held_out}; expected at least 1 and 0")
         all_pages = pages()

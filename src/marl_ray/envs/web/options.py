@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marl_ray.deadlines.seconds import check_seconds
-from marl_ray.extensions import refuse_bools
+from marl_ray.extensions import check_numbers
 from marl_ray.rewards.protocol import ChosenReward
 
 
@@ -43,7 +43,7 @@ class BrowserOptions:
     """A name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}."""
 
     def __post_init__(self) -> None:
-        refuse_bools(BrowserOptions, vars(self))
+        check_numbers(BrowserOptions, vars(self))
         counts = {
             "max_steps": self.max_steps,
             "observation_limit": self.observation_limit,
