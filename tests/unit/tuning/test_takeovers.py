@@ -1,8 +1,9 @@
-"""Takeovers of weights: what the driver copies, and what it says of a trial that could not take over another's."""
+"""Takeovers of weights: what values follow, what the driver copies, and what it says of a trial without a donor."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marl_ray.config import parse_config
@@ -12,7 +13,7 @@ from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.running.sweep_legs import copy_weights
 from marl_ray.tuning.running.trial_files import TrialState, read_state, write_state
 from marl_ray.tuning.search.plan import SweepPlan
-from marl_ray.tuning.search.schedulers import Exploit, TrialVerdicts
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialVerdicts, make_scheduler
 
 VALUES = {"hyper.lr": 0.03}
 VERDICTS = TrialVerdicts(continuing=frozenset({1}), exploits={1: Exploit(0, VALUES)})
@@ -77,3 +78,17 @@ def test_a_trial_whose_folder_cannot_be_written_fails_with_the_reason_and_the_ot
     assert records.trials[1].error == failures[1] and records.trials[1].exploits == []
     assert [record.number for record in plan.take_changes()] == [1, 0]
     assert plan.next_step() is records.trials[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, {-1, 1}), (1, {0, 2}), (-1, {-2, 0}), (9, {7, 11}), (-30, {-36, -24})]
+)
+def test_a_whole_number_changes_by_one_where_a_factor_is_too_weak(value, expected):
+    space = {"hyper.epochs": {"int": [-50, 50]}}
+    scheduler = {"kind": "pbt", "interval": 250, "resample": 0}
+    data = {"name": "s", "run": {"env": {"id": "toys.envs:countdown"}}, "space": space, "search": "random"}
+    sweep = parse_config(SweepConfig, data | {"scheduler": scheduler, "budget": {"trials": 2}})
+    pbt: Any = make_scheduler(sweep, 1000)
+    donor = {0: TrialStanding(0, "waiting", {}, {"hyper.epochs": value})}
+    rng = np.random.default_rng(0)
+    assert {pbt.explore(donor, 0, 250, rng)["hyper.epochs"] for _ in range(100)} == expected

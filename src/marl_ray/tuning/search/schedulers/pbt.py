@@ -75,7 +75,9 @@ class PbtScheduler(PopulationScheduler):
             # A neighbour in the list.
             place = dimension.values.index(value) + (1 if rng.random() < 0.5 else -1)
             return dimension.values[min(max(place, 0), len(dimension.values) - 1)]
-        changed = value * self.config.factors[int(rng.integers(2))]
-        if dimension.int is not None and round(changed) == value:
-            changed = value + (1 if changed > value else -1)
+        factor = self.config.factors[int(rng.integers(2))]
+        changed = value * factor
+        if dimension.int is not None and factor != 1 and round(changed) == value:
+            # By the factor alone, because no factor moves 0.
+            changed = value + (1 if (factor > 1) == (value >= 0) else -1)
         return clip_value(dimension, changed)
