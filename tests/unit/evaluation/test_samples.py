@@ -325,11 +325,12 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         pass
 
 
-def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
-    def scored_row(task_id: str, sample: int, passed: bool, scores: dict[str, bool]) -> dict[str, object]:
-        verdict = {"passed": passed, "result": "passed", "level": "paths", "flags": [], "scores": scores}
-        return {"task_id": task_id, "sample": sample, "suspected_hack": False, "official": verdict, "hardened": None}
+def scored_row(task_id: str, sample: int, passed: bool, scores: dict[str, bool]) -> dict[str, object]:
+    verdict = {"passed": passed, "result": "passed", "level": "paths", "flags": [], "scores": scores}
+    return {"task_id": task_id, "sample": sample, "suspected_hack": False, "official": verdict, "hardened": None}
 
+
+def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
     rows = [
         scored_row("a", 0, True, {"base": True}),
         scored_row("a", 1, False, {"base": True}),
@@ -340,6 +341,14 @@ def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
     assert report["scores"]["official"]["pass@1"]["value"] == 0.25
     assert report["scores"]["official base"]["pass@1"]["value"] == 0.5
     assert report["problems"]["b"]["passed"] == {"official": 0, "official base": 0}
+
+
+def test_a_mode_in_which_no_problem_can_be_judged_has_no_scores():
+    rows = [scored_row("a", 0, True, {})]
+    report = make_report({}, ["a"], rows, ("official", "hardened"), (1,))
+    assert report["scores"].keys() == {"official"} and report["not_judged"] == {"official": [], "hardened": ["a"]}
+    with refuses("^evaluate: no problem can be judged in hardened mode, so there is nothing to score$"):
+        make_report({}, ["a"], rows, ("hardened",), (1,))
 
 
 def test_the_home_of_nobody_is_a_file_that_cannot_be_read():

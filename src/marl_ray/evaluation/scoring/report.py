@@ -32,7 +32,8 @@ def make_report(
     """Compute the report. `filtered` problems (their references fail) are counted and left out.
 
     Problems are in the order of `task_ids`, so the means do not depend on the order in which samples were scored.
-    Raises MarlRayError if the references of all problems fail, because nothing is left to score.
+    A mode in which no problem can be judged has no scores. Raises MarlRayError if that is every mode, or if the references
+    of all problems fail, because nothing is left to score.
     """
     left_out = set(filtered)
     reported = [task_id for task_id in task_ids if task_id not in left_out]
@@ -50,7 +51,12 @@ def make_report(
         for mode in modes
     }
     problems = {task_id: _problem(by_task[task_id], extra_scores, ks) for task_id in reported}
-    names = [name for mode in modes for name in (mode, *(f"{mode} {score}" for score in extra_scores[mode]))]
+    judged_modes = [mode for mode in modes if any(mode in problem["passed"] for problem in problems.values())]
+    if not judged_modes:
+        raise MarlRayError(
+            f"evaluate: no problem can be judged in {' or '.join(modes)} mode, so there is nothing to score"
+        )
+    names = [name for mode in judged_modes for name in (mode, *(f"{mode} {score}" for score in extra_scores[mode]))]
     return {
         "evaluation": dict(manifest),
         "scores": {name: _scores(problems, name, ks) for name in names},
