@@ -27,6 +27,8 @@ INGRESS = "Gateway"
 """Name of the deployment that takes the requests."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that only the machine itself reaches."""
+PORTS = range(1, 1 << 16)
+"""The ports of TCP. Serve takes any number, and its proxies never begin to listen."""
 ConfigFault = tuple[str, str]
 """Path of a key, and what was expected there."""
 
@@ -77,6 +79,9 @@ def _find_faults(data: JsonObject, pods: int | None) -> Iterator[ConfigFault]:
     options = data.get("http_options")
     # Without a host Serve's REST API, unlike its Python API, binds to all interfaces.
     host = options.get("host", "0.0.0.0") if isinstance(options, dict) else "0.0.0.0"  # noqa: S104
+    port = options.get("port", 8000) if isinstance(options, dict) else 8000
+    if isinstance(port, int) and port not in PORTS:
+        yield "http_options.port", f"expected a port from {PORTS[0]} to {PORTS[-1]}, got {port}"
     if pods is not None and host in LOOPBACK:
         yield "http_options.host", f"expected 0.0.0.0, got {host!r}, which nothing outside the pod reaches"
     proxies = data.get("proxy_location", "EveryNode")

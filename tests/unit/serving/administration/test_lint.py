@@ -132,6 +132,7 @@ def test_an_unknown_key_is_found_at_every_depth(where):
         (f"{DEPLOYMENT}.autoscaling_config.min_replica", 1, "min_replica: unknown key, did you mean 'min_replicas'?"),
         (f"{APP}.runtime_env.env_var", {}, f"{APP}.runtime_env.env_var: unknown key, did you mean 'env_vars'?"),
         (f"{ARGS}.experiments.0.arms.a.wieght", 1, "arms.a.wieght: unknown key, did you mean 'weight'?"),
+        ("http_options.port", 70_000, "http_options.port: expected a port from 1 to 65535, got 70000"),
         ("http_options.port", "eighty", "http_options.port: expected a whole number"),
         (f"{APP}.import_path", 1, f"{APP}.import_path: expected text"),
         (f"{APP}.import_path", "x", f'{APP}.import_path: Got invalid import path "x"'),
