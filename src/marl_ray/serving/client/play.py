@@ -16,7 +16,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.client.requests import REQUEST_S, gateway_url, read_answer
+from marl_ray.serving.client.requests import REQUEST_S, gateway_url, key_headers, read_answer
 
 Act = Callable[[Mapping[str, Any], Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Observations and action masks by agent -> actions by agent."""
@@ -48,8 +48,9 @@ async def play_episodes(
 ) -> list[PlayedEpisode]:
     """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome.
 
-    `key` is an API key. Raises MarlRayError for a URL that is none, with the gateway's words if it refuses a request, or
-    if it does not answer.
+    `key` is an API key, by default that of MARL_RAY_API_KEY. Raises MarlRayError for a URL that is none or a key that no
+    header holds, with the gateway's words if it refuses a request, if it does not answer, and for an observation or a
+    return that is not finite.
     """
     results: list[PlayedEpisode] = []
     numbers = iter(range(episodes))
@@ -65,8 +66,8 @@ async def play_episodes(
         finally:
             env.close()
 
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=gateway_url(url), timeout=None, headers=headers) as client:  # noqa: S113  see `post`
+    # The timeout is that of `post`.
+    async with httpx.AsyncClient(base_url=gateway_url(url), timeout=None, headers=key_headers(key)) as client:  # noqa: S113
         players = [asyncio.create_task(player(client)) for _ in range(min(concurrency, episodes))]
         try:
             await asyncio.gather(*players)
@@ -153,3 +154,5 @@ async def post(client: httpx.AsyncClient, path: str, body: JsonObject) -> JsonOb
         raise MarlRayError(f"{where}: no whole answer within {REQUEST_S:g} s") from None
     except httpx.HTTPError as error:
         raise MarlRayError(f"{where}: {one_line(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise MarlRayError(f"{path}: expected a body that JSON can hold: {one_line(error)}") from error

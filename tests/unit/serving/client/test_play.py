@@ -66,6 +66,16 @@ async def test_a_gateway_whose_answer_comes_byte_by_byte_does_not_answer(monkeyp
                 await post(client, "/headers", {})
 
 
+async def test_a_body_that_json_cannot_hold_and_a_key_that_no_header_holds_are_refused():
+    async with httpx.AsyncClient(base_url="http://127.0.0.1:9", timeout=None) as client:
+        with pytest.raises(
+            MarlRayError, match=r"^/v1/outcomes: expected a body that JSON can hold: Out of range float"
+        ):
+            await post(client, "/v1/outcomes", {"value": float("nan")})
+    with pytest.raises(MarlRayError, match=r"^key: expected "):
+        await play_episodes("http://127.0.0.1:9", Counted, 1, key="clé")
+
+
 class Counted(Echo):
     """Echo that counts the copies that are open; the second one cannot be reset."""
 
