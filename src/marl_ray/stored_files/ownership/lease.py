@@ -222,9 +222,10 @@ class Lease:
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
-    """Raise LeaseLostError if the folder has a later owner than that of this number.
+    """Raise LeaseLostError if the folder has a later owner than that of this number, or this one has ended.
 
-    If the storage does not answer, the folder counts as owned by this one.
+    A driver that is told to end may be gone before its workers are. If the storage does not answer, the folder counts as
+    owned by this one.
     """
     with contextlib.suppress(OSError):
         last = newest_number(filesystem, folder)
@@ -234,6 +235,9 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
             raise LeaseLostError(
                 f"{whose} is now owned by {place}, which took it while this one gave no sign; this one stops"
             )
+        owner = owner_of(filesystem, folder, number)
+        if owner is not None and owner.state != RUNNING_STATE:
+            raise LeaseLostError(f"{whose} has no owner any more: its driver ended as {owner.state!r}; this one stops")
 
 
 def _describe_this_process(state: str, error: str | None = None) -> Owner:

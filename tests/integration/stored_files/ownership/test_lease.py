@@ -24,7 +24,7 @@ from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import write_json
 from marl_ray.stored_files.ownership import exclusive_file, owners
 from marl_ray.stored_files.ownership import lease as lease_module
-from marl_ray.stored_files.ownership.lease import Lease, LeaseLostError
+from marl_ray.stored_files.ownership.lease import Lease, LeaseLostError, check_owned
 from marl_ray.stored_files.ownership.owners import newest_number, owner_file, owner_numbers, read_owner
 from marl_ray.stored_files.temporary_files import remove_temporary
 
@@ -278,6 +278,18 @@ def test_what_is_refused_leaves_nothing(place):
         raise ValueError("no")
     filesystem, folder = place
     assert filesystem.get_file_info(folder).type == fs.FileType.NotFound
+
+
+def test_what_works_for_an_owner_that_has_ended_stops(place):
+    filesystem, folder = place
+    with pytest.raises(KeyboardInterrupt), Lease(*place, whose=RUN) as lease:  # noqa: PT012  all that an owner does
+        write_json(filesystem, f"{folder}/run.json", {})
+        check_owned(filesystem, folder, lease.number, RUN)
+        raise KeyboardInterrupt
+    with pytest.raises(
+        LeaseLostError, match=f"^{RUN} has no owner any more: its driver ended as 'interrupted'; this one"
+    ):
+        check_owned(filesystem, folder, lease.number, RUN)
 
 
 def test_storage_that_does_not_answer_ends_no_run(local):
