@@ -51,7 +51,7 @@ def check_trial(config: RunConfig) -> dict[str, list[str]]:
         return _check_environment(config)
     except MarlRayError:
         raise
-    except Exception as error:  # a user's environment may raise anything
+    except (Exception, SystemExit) as error:  # a user's environment may raise anything
         where = write_traceback(config, "driver", traceback.format_exc())
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed before it began: {describe_error(error)}{more}") from error

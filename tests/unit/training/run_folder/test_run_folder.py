@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -180,16 +181,16 @@ def test_tracebacks_lie_by_rank(tmp_path):
     assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
 
 
-def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(tmp_path, monkeypatch):
-    (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(tmp_path, monkeypatch, error):
+    monkeypatch.delitem(sys.modules, "hasty", raising=False)
+    (tmp_path / "hasty.py").write_text(f"def make():\n    raise {error}('no licence\\nask for one')\n")
     monkeypatch.syspath_prepend(tmp_path)
     where = f"{tmp_path}/runs/toy/errors/driver.txt"
     run_config = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
     with pytest.raises(MarlRayError) as caught:
         check_run(run_config)
-    assert (
-        str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
-    )
+    assert str(caught.value) == f"run 'toy' failed before it began: {error}: no licence; its traceback is in {where}"
     text = Path(where).read_text()
     assert "hasty.py" in text and "ask for one" in text
 
@@ -208,6 +209,19 @@ def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(numb
             lines.append("cleaned up")
     assert lines == ["kept", "cleaned up"]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(("number", "raised", "status"), [
+    (signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143),
+])  # fmt: skip
+def test_an_interrupted_block_raises_so_whatever_a_library_raises_instead(number, raised, status):
+    with pytest.raises(raised) as caught, interrupt_handler(lambda: None):  # noqa: PT012  what a run does then
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        except BaseException:
+            raise SystemExit(1) from None  # as Ray does while it waits
+    assert getattr(caught.value, "code", None) == status
 
 
 @pytest.mark.parametrize("moment", ["checks", "ray"])
