@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 TOLERANCE = 1e-6
-"""Relative difference below which numbers that are not whole are equal: it allows the rounding of six digits."""
+"""Largest relative difference of equal numbers that are not whole: it allows 0.333333 for 1/3."""
 MAX_ANSWER_LENGTH = 2000
 """Characters of the longest answer that is read as mathematics; longer ones are compared as text alone."""
 MAX_ITEMS, MAX_DEPTH = 64, 8
@@ -75,7 +75,7 @@ _PLURAL_IN_IES = re.compile(r"(?<=[^aeiou])(?:y|ies?)$")
 """The end of a name that takes -ies in the plural, and of such a plural; -ie may be the end of a singular (calorie)."""
 _SINGULARS_IN_S = {"atlas", "bias", "bonus", "bus", "campus", "canvas", "circus", "gas", "iris", "lens", "virus"}
 """Names that end in -s and take -es in the plural. No ending tells them: gases are of a gas, but phrases of a phrase."""
-_NO_UNIT = re.compile(
+NO_UNIT = re.compile(
     r"hundreds?|thousands?|[mb]illions?|trillions?|dozens?|score|pairs?|squared|cubed|factorial|percent|pi|sin|cos|tan|log|"
     r"ln|exp|sqrt|root|times|plus|minus|over|mod|infinity|hal(?:f|ves)|quarters?|\w*(?:thirds?|fourths?|ths?)|or|and|not",
     re.IGNORECASE,
@@ -172,7 +172,7 @@ def _squeeze_spaces(text: str) -> str:
 def _is_near(value: Fraction, expected: Fraction, tolerance: float) -> bool:
     if expected.denominator == 1:
         return value == expected
-    return abs(value - expected) <= Fraction(tolerance) * abs(expected)
+    return abs(value - expected) <= Fraction(str(tolerance)) * abs(expected)  # the nearest double of 1e-6 is smaller
 
 
 def _read_quantity(text: str) -> tuple[Fraction, str] | None:
@@ -214,7 +214,7 @@ def _read_unit(text: str) -> str | None:
     Single letters are units only if they are known ones.
     """
     match = _UNIT.fullmatch(text)
-    if match is None or any(word and _NO_UNIT.fullmatch(word) for word in (match[2], match[3])):
+    if match is None or any(word and NO_UNIT.fullmatch(word) for word in (match[2], match[3])):
         return None
     names = [_UNIT_ABBREVIATIONS.get(word.lower(), word.lower()) for word in (match[2], match[3]) if word]
     if any(len(name) < 3 and name not in _UNIT_ABBREVIATIONS for name in names):

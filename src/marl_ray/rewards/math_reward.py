@@ -1,18 +1,28 @@
 """Rewards for mathematics: extract the final answer from a model's text, and compare it with the right one.
 
 The rule of extraction: the last complete `\\boxed{...}`; else the line after the last "answer is", "answer:" or "####";
-else the last number, if the right answer is one; else the last line. Lines are read without Markdown's emphasis.
-Nothing that a model writes is evaluated.
+else the last number, if the right answer is one; else the last line. Lines are read without Markdown's emphasis. If the
+right answer is a number, the line's first sentence may have words around its first number, but no mathematics: `5 apples
+in all` is 5, and `2\\pi`, `5 million` and `5 or 6` are not. Nothing that a model writes is evaluated.
 """
 
 import re
 
-from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalize, number, with_plain_signs
+from marl_ray.rewards.math_answers import NO_UNIT, NUMBER, TOLERANCE, answers_match, normalize, number, with_plain_signs
 
 MAX_TEXT_LENGTH = 1 << 16
 """Characters of a text that are read, the last ones: the time to read an answer is bounded."""
 _MARKER = re.compile(r"(?:answer is|answer *[:=]|####)[ :=]*", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
+_SENTENCE_END = re.compile(r"[.;?](?=\s|$)|!(?=\s*(?:[A-Z]|$))")
+_MATHEMATICS = re.compile(r"[=\\^_(\[{<>|\u221a]|\d")
+"""A sign before a number by which it is a part of a larger expression."""
+_GOES_ON = re.compile(
+    rf"\s*(?:[=\\^_}}\])<>|!\u00b1\u03c0\u221a]|[-+*/\u00d7\u00b7,] ?[\d\\(]|(?:or|and) [-\d\\(]|"
+    rf"(?!(?:or|and)\b)(?:{NO_UNIT.pattern})\b)",
+    re.IGNORECASE,
+)
+"""The beginning of what follows a number if that changes its value."""
 _EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\*{1,3}|`)(?=[\s.,:;!?)]|$)")
 """Markdown's marks around words, as in `**B**`; not the signs of `2*3` and `x**2`."""
 
@@ -42,12 +52,25 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
         text = _strip_markdown(text[marked[-1].end() :].strip().partition("\n")[0])
         if not numeric or number(text) is not None:
             return text, True
-        first = NUMBER.search(with_plain_signs(text))
-        return (first[0].strip(), False) if first else (text, True)
+        return _number_among_words(text)
     if numeric:
         numbers = [match[0] for match in NUMBER.finditer(with_plain_signs(text))]
         return (numbers[-1].strip() if numbers else ""), False
     return _strip_markdown(text.strip().rpartition("\n")[2]), True
+
+
+def _number_among_words(line: str) -> tuple[str, bool]:
+    """Return the first number of a line's first sentence as `_final` does; the sentence, if that is mathematics."""
+    line = with_plain_signs(line)
+    sentence = _SENTENCE_END.split(line)[0]
+    if NUMBER.search(sentence) is None:
+        sentence = line
+    first = NUMBER.search(sentence)
+    if first is None or number(sentence) is not None:
+        return sentence, True
+    if _MATHEMATICS.search(sentence[: first.start()]) or _GOES_ON.match(sentence[first.end() :]):
+        return sentence, True
+    return first[0].strip(), False
 
 
 def _strip_markdown(line: str) -> str:
