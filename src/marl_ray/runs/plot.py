@@ -46,7 +46,7 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(legend_title(groups), MAX_LINE))
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, format="png")  # else a name with another ending means another format
     return path
 
 

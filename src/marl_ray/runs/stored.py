@@ -1,5 +1,8 @@
 """Finds the runs and sweeps of a storage by their folders."""
 
+import contextlib
+import glob
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -218,11 +221,12 @@ def storage_hint(storage: str) -> str:
     """
     if "://" in storage:
         return ""
-    records = [path for depth in ("*/*", "*/*/*") for path in Path(storage).glob(f"{depth}/{RUN_FILE}")]
-    if not records:
-        return ""
-    newest = max(records, key=lambda path: path.stat().st_mtime)
-    return f"; there are some in {newest.parent.parent}: name that storage"
+    records: list[tuple[float, str]] = []
+    for depth in ("*/*", "*/*/*"):
+        for path in glob.iglob(f"{glob.escape(storage)}/{depth}/{RUN_FILE}"):  # passes over folders that vanish
+            with contextlib.suppress(OSError):
+                records.append((os.stat(path).st_mtime, path))
+    return f"; there are some in {Path(max(records)[1]).parent.parent}: name that storage" if records else ""
 
 
 def folder_names(storage: str) -> list[str]:

@@ -93,6 +93,10 @@ def test_a_program_compares_runs_as_the_command_does(storage):
     )
     with pytest.raises(MarlRayError, match=r"^out: '/proc/no/x.png' cannot be written: "):
         compared.plot("/proc/no/x.png")
+    for name in ("x.txt", "x"):
+        assert compared.plot(storage.parent / name).read_bytes()[1:4] == b"PNG"
+    with pytest.raises(MarlRayError, match=rf"^out: '{storage}' cannot be written: Is a directory$"):
+        compared.plot(storage)
 
 
 @pytest.mark.parametrize(
