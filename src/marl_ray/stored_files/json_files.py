@@ -22,4 +22,8 @@ def read_json(filesystem: fs.FileSystem, path: str) -> JsonValue:
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         return None
     with filesystem.open_input_stream(path) as stream:
-        return json.loads(stream.read())
+        text = stream.read()
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -26,6 +26,12 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, durable):
     assert os.listdir(tmp_path) == ["run.json"] and json.loads(path.read_text()) == {"first": 1}
 
 
+def test_a_file_that_is_nested_too_deeply_is_no_json(tmp_path):
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"^it is nested too deeply$"):
+        read_json(LOCAL, str(tmp_path / "run.json"))
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_what_was_written_is_read_again_on_any_storage(tmp_path, durable):
     for storage, path in ((LOCAL, str(tmp_path / "local")), (fs.SubTreeFileSystem(str(tmp_path), LOCAL), "other")):
