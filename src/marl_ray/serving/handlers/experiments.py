@@ -97,7 +97,7 @@ def report(service: Service, router: Router) -> bytes:
     return orjson.dumps(describe_experiment(service, router))
 
 
-async def series(service: Service, request: Request) -> Response:
+async def curves(service: Service, request: Request) -> Response:
     """Answer `GET /v1/experiments/{name}/curves`: outcomes over time with confidence sequences."""
     await service.admission.admit_reader(request)
     router = service.endpoints.experiment(request.path_params["name"])

@@ -50,7 +50,7 @@ ROUTES = (
     Route("POST", "/v1/experiments", experiments.create, "create", is_slow=True),
     Route("GET", _EXPERIMENT, experiments.experiment, "experiment"),
     Route("GET", f"{_EXPERIMENT}/audit", experiments.audit, "audit"),
-    Route("GET", f"{_EXPERIMENT}/curves", experiments.series, "series"),
+    Route("GET", f"{_EXPERIMENT}/curves", experiments.curves, "curves"),
     *(
         Route("POST", f"{_EXPERIMENT}/{action.value}", partial(experiments.change, action), action.value)
         for action in Action
@@ -114,7 +114,7 @@ for _route in ROUTES:
 def find_route(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
     """Return the route of a request, and name in the route's template -> part of the path.
 
-    Raises RequestError 404 or 405 if there is none.
+    HEAD is answered as GET, whose body the HTTP server leaves out. Raises RequestError 404 or 405 if there is none.
     """
     routes = _FIXED_PATHS.get(path)
     params = _NO_PARAMS
@@ -127,8 +127,10 @@ def find_route(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
         }
     if not routes:
         raise RequestError(404, None, f"no such path {path!r}, expected one of those in /openapi.json")
+    if method == "HEAD" and "GET" in routes:
+        method = "GET"
     if method not in routes:
-        allowed = ", ".join(routes)
+        allowed = ", ".join((*routes, "HEAD") if "GET" in routes else routes)
         error = RequestError(405, None, f"method {method} is not allowed on {path}, expected {allowed}")
         error.headers = ((b"allow", allowed.encode()),)
         raise error

@@ -111,7 +111,7 @@ OPERATIONS: dict[str, Operation] = {
         "An experiment and what its outcomes prove", ExperimentReport, (404, *_READER_STATUSES), scope="read"
     ),
     "audit": Operation("Every change of an experiment", Audit, (404, *_READER_STATUSES), scope="read"),
-    "series": Operation("Outcomes over time", Curves, (404, *_READER_STATUSES), scope="read"),
+    "curves": Operation("Outcomes over time", Curves, (404, *_READER_STATUSES), scope="read"),
     **{
         action.value: Operation(
             f"Change an experiment: {action.value}", Changed, (*_ADMIN_STATUSES, 404, 413, 503), "ChangeRequest",
