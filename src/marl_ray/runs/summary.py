@@ -8,7 +8,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import DamagedEntry, StoredAttempt, StoredRun, StoredSweep
-from marl_ray.stored_files.folder_kinds import ERRORS_FOLDER, SWEEP_FILE
+from marl_ray.stored_files.folder_kinds import CURVE_PICTURE, ERRORS_FOLDER, SWEEP_FILE
 from marl_ray.training.checkpoints.index import PublishedCheckpoint, find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 
-CURVE_FILE = "return.png"
-"""Name of the picture of the learning curve in a run's folder."""
 BEST = "best/"
 """Prefix of the metrics of the best bundle, on other episodes than those that chose it."""
 SOURCES = {BEST: "best bundle", "eval/": "last evaluation", "": "training episodes"}
@@ -169,7 +167,7 @@ def details_of(run: StoredRun) -> RunDetails:
             for checkpoint in checkpoints
         ],
         mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
-        curve=f"{run.uri}/{CURVE_FILE}" if run.has(CURVE_FILE) else None,
+        curve=f"{run.uri}/{CURVE_PICTURE}" if run.has(CURVE_PICTURE) else None,
         log=f"{run.uri}/{LOG_FILE}" if run.has(LOG_FILE) else None,
         errors=[info.path for info in _list_files(run, f"{run.folder}/{ERRORS_FOLDER}")],
     )

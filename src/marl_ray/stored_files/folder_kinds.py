@@ -18,6 +18,8 @@ OWNER_FOLDER = "owner"
 """Folder, in that of a run or a sweep, with the lease of its driver."""
 DIGEST_DIGITS = 16
 """Hexadecimal digits of a bundle's digest in the name of its folder, in messages and in the names made from it."""
+CURVE_PICTURE, BENCHMARKS_PICTURE = "return.png", "benchmarks.png"
+"""Drawings of a finished run in its folder: the learning curve, and pass@1 of the benchmarks that it was scored on."""
 ERRORS_FOLDER = "errors"
 """Folder of tracebacks in a run's folder, which a check of the run may write before there is an owner."""
 DRIVER_FILES = frozenset({OWNER_FOLDER, ERRORS_FOLDER, *RECORD_FILES.values(), "metrics.jsonl"})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.stored_files.folder_kinds import BENCHMARKS_PICTURE, CURVE_PICTURE
 from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import (
@@ -38,9 +39,6 @@ from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
-
-CURVE_FILE = "return.png"
-"""The learning curve's file in the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,8 @@ def make_result(
     metrics = dict(checkpoint.manifest.metrics)
     history = partial(history_of, read_metrics(filesystem, folder))
     with temporary_folder("plots") as temporary:
-        curve = plot_run(panels_of(config, history), temporary / CURVE_FILE, title_of(config))
-        benchmarks = plot_benchmarks(config, history, temporary / "benchmarks.png")
+        curve = plot_run(panels_of(config, history), temporary / CURVE_PICTURE, title_of(config))
+        benchmarks = plot_benchmarks(config, history, temporary / BENCHMARKS_PICTURE)
         for picture in filter(None, (curve, benchmarks)):
             try:
                 with filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
@@ -138,7 +136,7 @@ def make_result(
         name=config.name,
         model="",
         bundle=linked_bundle(filesystem, folder) or f"{checkpoint.place}/{BUNDLE_FOLDER}",
-        curve=None if "://" in config.storage else Path(folder) / CURVE_FILE,
+        curve=None if "://" in config.storage else Path(folder) / CURVE_PICTURE,
         tracking_uri=uri_of(config),
         run_id=run_id,
         best_return=metrics.get("best/return", metrics.get("return")),

@@ -119,7 +119,7 @@ def store_run(storage: Path, name: str, *overrides: str, score: float = 1.0, fin
             "metrics": {},
             "summary": [],
         }
-        record["finished"] = {"total_steps": 192, "outcome": result, "score": None}
+        record["finished"] = {"total_steps": 192, "result": result, "score": None}
     write_record(run_config, record)
     filesystem, folder = filesystem_of(run_config)
     rows = [

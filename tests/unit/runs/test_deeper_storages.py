@@ -1,6 +1,9 @@
 """Runs of `marl-ray try`, which lie in a folder of their own below the usual storage: how newcomers find them."""
 
 import re
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes.command_line import marl_ray
@@ -27,6 +30,26 @@ def test_runs_that_lie_deeper_are_told_of_where_there_are_none(tmp_path, capsys)
         find_run("try", str(tmp_path / "none"))
 
 
+def test_the_search_for_deeper_runs_passes_over_folders_that_vanish(tmp_path):
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            folder = tmp_path / "a" / "b" / "c"
+            folder.mkdir(parents=True)
+            (folder / "run.json").touch()
+            shutil.rmtree(tmp_path / "a")
+
+    with ThreadPoolExecutor(1) as threads:
+        going = threads.submit(come_and_go)
+        try:
+            for _ in range(300):
+                list_runs(str(tmp_path))
+        finally:
+            is_over.set()
+        going.result(60)
+
+
 def test_the_first_look_ends_with_commands_that_show_its_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = list(next_command_lines(str(tmp_path / "runs" / "try" / "now")))
@@ -43,7 +66,7 @@ def test_a_model_is_shown_with_its_registry_where_that_is_not_the_default_one(tm
     ):
         run_config = config("name=try", f"storage={storage}")
         result = {"model": "models:/try/1", "tracking_uri": resolve_tracking_uri(storage=storage)}
-        finished = {"total_steps": run_config.train.total_steps, "outcome": result, "score": None}
+        finished = {"total_steps": run_config.train.total_steps, "result": result, "score": None}
         write_record(run_config, record_of(run_config) | {"finished": finished})
         show_run("try", storage)
         assert f"  model       models:/try/1{registry}\n" in capsys.readouterr().out

@@ -7,15 +7,13 @@ from pyarrow import fs
 from typing_extensions import override
 
 from marl_ray.config import RunConfig
+from marl_ray.stored_files.folder_kinds import BENCHMARKS_PICTURE, CURVE_PICTURE
 from marl_ray.stored_files.ownership.owners import whose_folder
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.writer import TRANSCRIPTS_FOLDER, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 from marl_ray.training.tracking.sinks import IdentifiedSink, ResumableSink
-
-PICTURES = ("return.png", "benchmarks.png")
-"""Files of a finished run's folder that MLflow gets."""
 
 
 class MlflowSink(IdentifiedSink, ResumableSink):
@@ -52,7 +50,7 @@ class MlflowSink(IdentifiedSink, ResumableSink):
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:
         """Store the pictures, register the best bundle and return `models:/name/version`."""
-        self._store_files((f"{self.folder}/{name}" for name in PICTURES), None)
+        self._store_files((f"{self.folder}/{name}" for name in (CURVE_PICTURE, BENCHMARKS_PICTURE)), None)
         return self.mlflow_run.register(bundle, digest, score)
 
     @override

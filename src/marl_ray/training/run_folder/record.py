@@ -41,8 +41,8 @@ DIGEST_KEY = "sha256"
 """Key of a file of plain data for the digest of its other keys, so that one that was damaged is known."""
 FINISHED_KEY: Final = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
-RESULT_KEY: Final = "outcome"
-"""Key of the result within FINISHED_KEY. The word is that of the files."""
+RESULT_KEY: Final = "result"
+"""Key of the result within FINISHED_KEY."""
 ORIGIN_KEY: Final = "origin"
 """Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 PINNED_KEY: Final = "pinned"
@@ -56,7 +56,7 @@ class FinishedRun(TypedDict):
 
     total_steps: int
     """Environment steps that the run has played."""
-    outcome: JsonObject
+    result: JsonObject
     """The fields of its `RunResult`, as plain data."""
     score: float | None
     """The score of its bundle on episodes that chose nothing."""
