@@ -2,7 +2,6 @@
 
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run.algorithms import SPECS, AlgorithmSpec, spec_of
-from marl_ray.config.run.code_reward import CodeRewardConfig
 from marl_ray.config.run.config import RunConfig
 from marl_ray.config.run.engines import EngineSpec, engine_spec
 from marl_ray.config.run.hyper import HyperParameters
@@ -34,7 +33,6 @@ __all__ = [
     "BreakerConfig",
     "CacheConfig",
     "CheckpointConfig",
-    "CodeRewardConfig",
     "ConstraintConfig",
     "CostConfig",
     "EngineSpec",

@@ -3,6 +3,7 @@
 from marl_ray.rewards.code import (
     CallTest,
     CodeReward,
+    CodeRewardConfig,
     CodeTask,
     CodeTestResults,
     StdioTest,
@@ -20,6 +21,7 @@ from marl_ray.rewards.style import count_violations, style
 __all__ = [
     "CallTest",
     "CodeReward",
+    "CodeRewardConfig",
     "CodeTask",
     "CodeTestResults",
     "StdioTest",

@@ -82,10 +82,11 @@ def run_calls(
 
 
 @lru_cache(maxsize=1024)
-def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
+def _program(tests: tuple[str, ...], entry_point: str, setup: str, cpu_s: float) -> str:
     """Return the judge's program, which runs every test by itself.
 
-    The program raises an AssertionError whose text is a letter for each test.
+    The program raises an AssertionError whose text is a letter for each test. A test that takes longer than `cpu_s` on the
+    clock has to run again, where its CPU time counts.
     """
     return f"""
 def _main(function, tests, setup):
@@ -121,7 +122,7 @@ def _main(function, tests, setup):
     setup = compile(setup, "<setup>", "exec", dont_inherit=True)
     before, report = signal.signal(signal.SIGALRM, late), ""
     for test in tests:
-        left = signal.setitimer(signal.ITIMER_REAL, {wall_s!r})[0]
+        left = signal.setitimer(signal.ITIMER_REAL, {cpu_s!r})[0]
         try:
             report += watch(test)
         except Late:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from marl_ray.config import CodeRewardConfig
-from marl_ray.deadlines.seconds import check_seconds
+from pydantic import Field
+
+from marl_ray.config.base import Config
+from marl_ray.deadlines.seconds import DAY_S, check_seconds
 from marl_ray.rewards.call_tests import run_calls
 from marl_ray.rewards.extraction import extract
 from marl_ray.rewards.option_numbers import check_not_negative
@@ -25,6 +27,23 @@ CPU_NOISE_S = 0.01
 """Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
 _MIN_OUTPUT_BYTES = 1 << 20
 """Room for a program's output, in bytes, whatever is expected: a program may print more than it should."""
+
+
+class CodeRewardConfig(Config):
+    """Weights of the parts of a reward for code, and the limits of its tests."""
+
+    correctness: float = Field(default=1.0, ge=0)
+    """Weight of the fraction of hidden tests that pass."""
+    style: float = Field(default=0.0, ge=0)
+    """Weight of 1 / (1 + ruff violations). Counts only where all hidden tests pass."""
+    efficiency: float = Field(default=0.0, ge=0)
+    """Weight of the reference's CPU time over the program's, at most 1. Counts only where all hidden tests pass."""
+    shaping: float = Field(default=0.0, ge=0)
+    """Weight of the change in the fraction of public tests that pass, from one turn to the next."""
+    timeout_s: float = Field(default=3.0, gt=0, lt=DAY_S)
+    """CPU seconds of one test, less than a day."""
+    memory_bytes: int = Field(default=1 << 30, ge=1 << 26, le=1 << 48)
+    """Address space of the program that is tested, from 64 MiB to 256 TiB."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from marl_ray.config import CodeRewardConfig
 from marl_ray.rewards import (
     CallTest,
+    CodeRewardConfig,
     CodeTask,
     StdioTest,
     code_reward,

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from marl_ray.config import CodeRewardConfig
 from marl_ray.deadlines.seconds import DAY_S
 from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.rewards.answers import MathAnswer
-from marl_ray.rewards.code import CodeTests
+from marl_ray.rewards.code import CodeRewardConfig, CodeTests
 from marl_ray.rewards.judge.reward import LLMJudge
 from marl_ray.rewards.option_numbers import check_finite, check_not_negative
 from marl_ray.sandbox.limits import MAX_MEMORY_BYTES, MIN_MEMORY_BYTES

@@ -151,7 +151,7 @@ def deploy(
 def export(
     name: ExperimentName,
     out: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, for NAME.parquet.")],
-    decisions: Annotated[str, typer.Option(help="The gateway's decision_log.")],
+    decisions: Annotated[str, typer.Option(help="The log of acts: decision_log of the gateway's config.")],
     database: DatabaseUrl = LOCAL_DATABASE,
     as_json: Json = False,
 ) -> None:

@@ -48,7 +48,7 @@ class EnvConfig(Config):
     parallel one for all others.
     """
     kwargs: JsonObject = {}
-    """Keyword arguments of the environment."""
+    """Keyword arguments of the environment, as JSON has them: a date is a text, and every number is finite."""
     cost: CostConfig = CostConfig()
     """Constraint costs; MultiGrid environments only (others report their own)."""
 

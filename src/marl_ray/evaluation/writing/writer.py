@@ -48,9 +48,9 @@ class Conversation:
     responses: list[tuple[str, str]] = field(default_factory=list)
     """Agents and their responses, in order."""
     tokens: int = 0
-    ended: bool = True
+    has_ended: bool = True
     """True if the last response ended by itself."""
-    shortened: bool = False
+    is_shortened: bool = False
     """True if the middle of a prompt was left out because the prompt did not fit."""
     is_truncated: bool = False
     """True if the conversation is over because the next prompt is too long even when shortened."""
@@ -192,12 +192,12 @@ class Writer:
         policy = self.authors.policies[name]
         room = policy.config.context - self.generations[name].max_tokens
         try:
-            ids, shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
+            ids, is_shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
         except PromptTooLongError:
             return None
         except FieldError as error:  # as in _check_fits
             raise MarlRayError(str(error)) from error
-        return tuple(ids), shortened
+        return tuple(ids), is_shortened
 
     def _answer(self, name: str, conversations: Sequence[Conversation]) -> None:
         """Take one turn of each conversation by one policy, in one call of its engine."""
@@ -212,7 +212,7 @@ class Writer:
                 # The first prompt fits, but a team's later responses may make the next one too long.
                 conversation.is_truncated = True
                 continue
-            conversation.shortened |= fitted[1]
+            conversation.is_shortened |= fitted[1]
             number = sum(agent == conversation.agent for agent, _ in conversation.responses)
             place = self.agents.index(conversation.agent or "")
             stream = response_stream(
@@ -229,7 +229,7 @@ class Writer:
             text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             conversation.responses.append((conversation.agent or "", text))
             conversation.tokens += len(completion.ids)
-            conversation.ended = completion.ended
+            conversation.has_ended = completion.ended
 
     def _row(self, conversation: Conversation) -> Row:
         raw = next(text for agent, text in reversed(conversation.responses) if agent == self.author)
@@ -244,8 +244,8 @@ class Writer:
             row["turns"] = conversation.responses
         return row | {
             "tokens": conversation.tokens,
-            "ended": conversation.ended,
-            "shortened": conversation.shortened,
+            "ended": conversation.has_ended,
+            "shortened": conversation.is_shortened,
             "truncated": conversation.is_truncated,
         }
 

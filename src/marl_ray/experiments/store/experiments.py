@@ -254,7 +254,8 @@ class ExperimentStore:
     ) -> ExperimentRecord:
         """Give a running `thompson` experiment other weights, as a new epoch with its audit entry.
 
-        See `lifecycle.state_under_weights`. Raises as `change` does.
+        See `lifecycle.state_under_weights`. Raises StaleEpochError if the experiment is no longer at `epoch`, and
+        MarlRayError if it is unknown, or if another experiment has rolled back an arm's bundle.
         """
         with self._database.write_transaction() as connection:
             stored = read_experiment(connection, name, lock=True)
