@@ -236,7 +236,7 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
     )
     assert list(nodes) == ["two"]
     ray.kill(nodes["two"][0])
-    with pytest.raises(MarlRayError, match=r"evaluate: (no node is left|3 nodes died)"):
+    with pytest.raises(MarlRayError, match=r"evaluate: (no actor is left|3 actors died)"):
         list(score_batches(nodes, jobs))
 
 

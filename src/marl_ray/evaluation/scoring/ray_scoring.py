@@ -1,14 +1,13 @@
 """Score on a Ray cluster, where every node has an actor with a sandbox pool for small batches of samples."""
 
 import math
-import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.ray_batches import run_batches
 from marl_ray.evaluation.scoring.local import SLACK_S, ResultRow, Scorer, ScoringJob, make_pool, score_locally
 from marl_ray.sandbox import Level
 
@@ -16,8 +15,6 @@ IN_FLIGHT = 2
 """Number of batches that a node holds, so that it has work while a result travels."""
 BATCH_PER_WORKER = 4
 """Number of samples of a batch per run at a time: enough to hide the way there, few enough to lose with a node."""
-MAX_ATTEMPTS = 3
-"""Number of nodes that may die while they score one batch; then the batch ends the evaluation."""
 START_S = 120.0
 """Seconds that the nodes may take to have free CPUs and to start their pools."""
 
@@ -39,7 +36,7 @@ class ScoringNode:
 
 
 Nodes = dict[str, tuple[Any, int]]
-"""Node id -> its actor and its number of runs at a time."""
+"""Name in messages -> its actor and its number of runs at a time."""
 
 
 @contextmanager
@@ -60,52 +57,23 @@ def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) 
 
 
 def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[ResultRow]]:
-    """Yield results as they arrive.
-
-    The batches of a node that dies go to the others. Raises MarlRayError when none is left.
-    """
-    import ray
-    from ray.exceptions import RayActorError, RayTaskError
-
+    """Yield results as they arrive. Raises MarlRayError as `run_batches` does."""
     if not jobs:
-        return
+        return iter(())
     if not nodes:
-        raise MarlRayError("evaluate: no node is left")
+        raise MarlRayError("evaluate: no actor is left")
     size = BATCH_PER_WORKER * max(count for _, count in nodes.values())
     size = max(1, min(size, math.ceil(len(jobs) / (IN_FLIGHT * len(nodes)))))
-    waiting = deque((tuple(jobs[begin : begin + size]), 0) for begin in range(0, len(jobs), size))
-    running: dict[ray.ObjectRef[list[ResultRow]], tuple[str, tuple[ScoringJob, ...], int, float]] = {}
-    while waiting or running:
-        for name in nodes:
-            while waiting and sum(place == name for place, *_ in running.values()) < IN_FLIGHT:
-                batch, attempts = waiting.popleft()
-                limit = time.monotonic() + IN_FLIGHT * sum(job.max_wall_s for job in batch) + SLACK_S
-                running[nodes[name][0].score.remote(batch)] = (name, batch, attempts, limit)
-        if not running:
-            raise MarlRayError(
-                f"evaluate: no node is left; {sum(len(batch) for batch, _ in waiting)} samples are not scored"
-            )
-        patience = max(0.0, min(limit for *_, limit in running.values()) - time.monotonic())
-        done, _ = ray.wait(list(running), timeout=patience)
-        if not done:
-            late = ", ".join(sorted({name for name, _, _, limit in running.values() if limit <= time.monotonic()}))
-            raise MarlRayError(f"evaluate: node {late} did not score its samples within their limits")
-        for reference in done:
-            name, batch, attempts, _ = running.pop(reference)
-            try:
-                yield ray.get(reference)
-            except RayActorError as error:
-                nodes.pop(name, None)
-                if attempts + 1 == MAX_ATTEMPTS:
-                    tasks = ", ".join(sorted({job.sample.problem.task_id for job in batch}))
-                    raise MarlRayError(
-                        f"evaluate: {MAX_ATTEMPTS} nodes died scoring {tasks}: {one_line(error)}"
-                    ) from error
-                waiting.append((batch, attempts + 1))
-            except RayTaskError as error:
-                if isinstance(error.cause, MarlRayError):
-                    raise MarlRayError(str(error.cause)) from error
-                raise
+    return run_batches(
+        nodes,
+        jobs,
+        size,
+        lambda node, batch: node[0].score.remote(batch),
+        in_flight=IN_FLIGHT,
+        limit_s=lambda batch: IN_FLIGHT * sum(job.max_wall_s for job in batch) + SLACK_S,
+        task_of=lambda job: job.sample.problem.task_id,
+        done="scored",
+    )
 
 
 def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> Nodes:
@@ -123,7 +91,7 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
         count = min(workers or cpus, cpus)
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         actor = remote.options(num_cpus=count, scheduling_strategy=place).remote(count, packages, min_level)
-        nodes[node["NodeID"]] = (actor, count)
+        nodes[f"node {node['NodeID']}"] = (actor, count)
     if not nodes:
         raise MarlRayError("evaluate: the cluster has no node with CPUs")
     try:

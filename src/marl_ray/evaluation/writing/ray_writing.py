@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Problem, benchmark
 from marl_ray.evaluation.options import WritingRequest
+from marl_ray.evaluation.ray_batches import result_of, run_batches
 from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
 from marl_ray.json_types import JsonObject
 
-MAX_ATTEMPTS = 3
-"""Number of actors that may die while they write one batch; then the batch ends the evaluation."""
 START_S = 600.0
 """Seconds that an actor may take to get a place, and to read the bundle and its models."""
 PATIENCE_S = 60.0
@@ -73,7 +71,8 @@ class _RayWriters:
             raise MarlRayError("evaluate: the cluster has neither GPUs nor CPUs")
         self.actors = [remote.options(**size).remote(request, name) for size in sizes]
         self.batch = GPU_BATCH if gpus else CPU_BATCH
-        self._ready: list[Any] = []
+        self._ready: dict[str, Any] = {}
+        """Name in messages -> an actor that has read the bundle."""
 
     def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the manifest that `SampleWriter.manifest` describes.
@@ -88,19 +87,19 @@ class _RayWriters:
         waiting, deadline = list(calls), time.monotonic() + START_S
         manifest: JsonObject = {}
         death: RayActorError | None = None
-        self._ready = []
+        self._ready = {}
         while waiting:
             done, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 break
             try:
-                manifest = _get_result(done[0])
+                manifest = result_of(done[0])
             except RayActorError as error:
                 death = error
                 continue
             if not self._ready:
                 deadline = time.monotonic() + PATIENCE_S
-            self._ready.append(calls[done[0]])
+            self._ready[f"actor {len(self._ready) + 1}"] = calls[done[0]]
         if self._ready:
             return manifest
         if death is not None and not waiting:
@@ -108,52 +107,15 @@ class _RayWriters:
         raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """Yield samples as `SampleWriter.write` does. The batch of an actor that dies goes to the others.
-
-        Raises MarlRayError if no actor is left, or a batch takes longer than `BATCH_S`.
-        """
-        import ray
-        from ray.exceptions import RayActorError
-
+        """Yield samples as `SampleWriter.write` does. Raises MarlRayError as `run_batches` does."""
         size = max(1, min(self.batch, math.ceil(len(jobs) / max(1, len(self._ready)))))
-        waiting = deque((tuple(jobs[begin : begin + size]), 0) for begin in range(0, len(jobs), size))
-        free, running = deque(self._ready), dict[Any, tuple[Any, tuple[Job, ...], int, float]]()
-        while waiting or running:
-            while waiting and free:
-                batch, attempts = waiting.popleft()
-                actor = free.popleft()
-                running[actor.rows.remote(batch)] = (actor, batch, attempts, time.monotonic() + BATCH_S)
-            if not running:
-                raise MarlRayError("evaluate: no actor is left to write samples")
-            patience = max(0.0, min(limit for *_, limit in running.values()) - time.monotonic())
-            done, _ = ray.wait(list(running), timeout=patience)
-            if not done:
-                late = min(running.values(), key=lambda call: call[-1])[1]
-                raise MarlRayError(f"evaluate: {len(late)} samples were not written within {BATCH_S:.0f} s")
-            for reference in done:
-                actor, batch, attempts, _ = running.pop(reference)
-                try:
-                    rows: list[Row] = _get_result(reference)
-                except RayActorError as error:
-                    if attempts + 1 == MAX_ATTEMPTS:
-                        raise MarlRayError(
-                            f"evaluate: {MAX_ATTEMPTS} actors died writing samples of {batch[0][0].task_id} and those after "
-                            f"it: {one_line(error)}"
-                        ) from error
-                    waiting.append((batch, attempts + 1))
-                    continue
-                free.append(actor)
-                yield rows
-
-
-def _get_result(reference: Any) -> Any:
-    """Return the value of a finished remote call. Raises the MarlRayError that the call raised."""
-    import ray
-    from ray.exceptions import RayTaskError
-
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        if isinstance(error.cause, MarlRayError):
-            raise error.cause from error
-        raise
+        return run_batches(
+            dict(self._ready),
+            jobs,
+            size,
+            lambda actor, batch: actor.rows.remote(batch),
+            in_flight=1,
+            limit_s=lambda batch: BATCH_S,
+            task_of=lambda job: job[0].task_id,
+            done="written",
+        )
