@@ -13,13 +13,12 @@ that run. Where every test does, however slow that is, no report of the process 
 breaking its process: at worst its tests have the verdicts that they have alone.
 """
 
-import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
+from marl_ray.rewards.run_reports import LOADING_VERDICTS, REPORT_MARK, read_report
 from marl_ray.sandbox import Judgement, Limits, Pool
 from marl_ray.sandbox.in_place import looks_at_arguments
 
@@ -27,10 +26,6 @@ MAX_SHARED_LIMITS = 3
 """Number of time limits that the tests of one run may take together."""
 MAX_TESTS = 256
 """Maximum number of tests in one run: the report has room for this many."""
-_REPORT_MARK = secrets.token_hex(16)
-"""Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
-_LOADING_VERDICTS = ("fail:error", "fail:wrong")
-"""Verdicts without a report that only loading can cause: each test's own exceptions are caught."""
 _VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error"}
 _AGAIN_LETTER = "a"
 """Letter that ends the report, of a test that took too long or found no memory and has to run by itself."""
@@ -65,11 +60,11 @@ def run_calls(
         reads_arguments = any(looks_at_arguments(test, entry_point) for test in pending)
         program = _program(pending, entry_point, setup, limits.cpu_s)
         judgement = judge(program, "", min(MAX_SHARED_LIMITS, len(pending)), "alone" if reads_arguments else False)
-        if judgement.verdict in _LOADING_VERDICTS:
+        if judgement.verdict in LOADING_VERDICTS:
             cpu_s += judgement.cpu_s
-            if not judgement.message.startswith(_REPORT_MARK):
+            report: str | None = read_report(judgement)
+            if report is None:
                 return [judgement.verdict] * len(tests), cpu_s
-            report: str = json.loads(judgement.message.removeprefix(_REPORT_MARK))
             verdicts += [_VERDICTS[letter] for letter in report if letter != _AGAIN_LETTER]
             if report.endswith(_AGAIN_LETTER):
                 judge_alone([tests[len(verdicts)]])
@@ -131,6 +126,6 @@ def _main(function, tests, setup):
         if report[-1] == {_AGAIN_LETTER!r}:
             break
     signal.signal(signal.SIGALRM, before)
-    raise AssertionError({_REPORT_MARK!r} + json.dumps(report))
+    raise AssertionError({REPORT_MARK!r} + json.dumps(report))
 _main({entry_point}, {tests!r}, {setup!r})
 """

@@ -5,14 +5,13 @@ Tests that are calls of a function share one run of the sandbox.
 
 import ast
 import hashlib
-import json
 import re
-import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest, Test, run_tests
+from marl_ray.rewards.run_reports import LOADING_VERDICTS, REPORT_MARK, read_report
 from marl_ray.sandbox import Judgement, Limits, Pool, Status
 from marl_ray.sandbox.in_place import looks_at_arguments
 
@@ -24,10 +23,6 @@ _MAX_VALUE_LENGTH = 80
 """Characters of a wrong result that a report quotes."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in the text of a generator, which would change a prompt from run to run."""
-_REPORT_MARK = secrets.token_hex(16)
-"""Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
-_LOADING_VERDICTS = ("fail:error", "fail:wrong")
-"""Verdicts without a report that only what runs before the tests can cause: each test's own exceptions are caught."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +92,14 @@ def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Progr
     judgement = _judge(pool, code, task, public, hidden, limits)
     results = _read_report(judgement)
     runs, cpu_s = 1, judgement.cpu_s
-    if results is None and judgement.verdict not in _LOADING_VERDICTS:
+    if results is None and judgement.verdict not in LOADING_VERDICTS:
         judgement = _judge(pool, code, task, public, (), limits)
         results = _read_report(judgement)
         runs, cpu_s = 2, cpu_s + judgement.cpu_s
         if results is not None:
             results = results[0], 0, *results[2:]
     if results is None:
-        reason = (
-            judgement.message if judgement.verdict in _LOADING_VERDICTS and judgement.message else judgement.verdict
-        )
+        reason = judgement.message if judgement.verdict in LOADING_VERDICTS and judgement.message else judgement.verdict
         return ProgramScore(0.0, 0.0, _shorten(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
     passed_public, passed_hidden, failed, error, value = results
     report = "passes" if public else NO_TESTS
@@ -161,7 +154,7 @@ def _main(public, hidden, calls):
         except Exception as raised:
             error = type(raised).__name__
     passed = errors.count(None), [*map(run, hidden)].count(None)
-    raise AssertionError({_REPORT_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
+    raise AssertionError({REPORT_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
 _main({public!r}, {hidden!r}, {calls!r})
 """
 
@@ -171,9 +164,10 @@ def _read_report(judgement: Judgement) -> tuple[int, int, int, str, str] | None:
 
     The failure is its test's index or -1, its error, and the value that the test got.
     """
-    if judgement.verdict != "fail:wrong" or not judgement.message.startswith(_REPORT_MARK):
+    report = read_report(judgement)
+    if report is None:
         return None
-    public, hidden, failed, error, value = json.loads(judgement.message.removeprefix(_REPORT_MARK))
+    public, hidden, failed, error, value = report
     return public, hidden, failed, error, _ADDRESS.sub("", value)
 
 
