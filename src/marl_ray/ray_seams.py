@@ -5,8 +5,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,8 @@ from marl_ray.errors import MarlRayError, one_line
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory, and which it deletes with the job."""
+ABORT_S = 5.0
+"""Seconds that controllers of Ray Train may take to end their workers."""
 
 DashboardClient = TypeVar("DashboardClient")
 
@@ -221,12 +223,32 @@ def skip_cleanup_processes(trainer: Any) -> None:
     trainer._initialize_and_run_controller = run_without_processes
 
 
-def replace_interrupt_handler(trainer: Any, started: Callable[[Any], object]) -> None:
+def replace_interrupt_handler(trainer: Any, started: Callable[[object], object]) -> None:
     """Keep Ray Train from installing its handler of Ctrl-C, and hand its controller actor to `started` instead.
 
     Ray Train's own handler waits for its workers, exits with status 0, and does not say what is kept.
     """
     trainer._register_sigint_handler = started
+
+
+def end_controllers(controllers: Sequence[Any]) -> None:
+    """End controller actors of Ray Train with their workers, and free what these have reserved.
+
+    A controller that is killed leaves that to a process which asks Ray's API for the state of actors, and which gives up
+    where several Rays run on one machine: the CPUs would stay reserved until this process ends. So each is asked to abort
+    its run, and killed where that takes longer than ABORT_S.
+    """
+    import ray
+
+    aborted = []
+    for controller in controllers:
+        with suppress(Exception):  # Ray itself may be ending
+            aborted.append(controller.abort.remote())
+    with suppress(Exception):
+        ray.wait(aborted, num_returns=len(aborted), timeout=ABORT_S)
+    for controller in controllers:
+        with suppress(Exception):
+            ray.kill(controller)
 
 
 def worker_failures(error: BaseException) -> Mapping[int, BaseException]:

@@ -16,7 +16,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonObject
-from marl_ray.ray_seams import skip_cleanup_processes, unwrap_failures, worker_failures
+from marl_ray.ray_seams import end_controllers, skip_cleanup_processes, unwrap_failures, worker_failures
 from marl_ray.stored_files.ownership.lease import Lease
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
@@ -146,7 +146,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
             trainer = _make_trainer(attempt, announced, use_gpu, notes)
             if own_ray:
                 skip_cleanup_processes(trainer)
-            attempt.lease.when_lost = lambda: _end_workers(attempt)
+            attempt.lease.when_lost = lambda: end_controllers(attempt.controllers)
             follower = Follower(attempt.config, *attempt.folder, attempt.console, announced.deliveries.watch)
             last = _fit(attempt, trainer, follower)
             result = _finish(attempt, announced, last)
@@ -155,7 +155,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
         return result
     except INTERRUPTS:
         status = "KILLED"
-        _end_workers(attempt)
+        end_controllers(attempt.controllers)
         raise
     finally:
         with shield:
@@ -238,14 +238,6 @@ def _finish(attempt: _Attempt, announced: _AnnouncedRun, last: dict[str, float])
     store_result(config, record, result, score)
     attempt.console.phase("registering the best bundle")
     return register_bundle(config, record, result, announced.deliveries, attempt.lease)
-
-
-def _end_workers(attempt: _Attempt) -> None:
-    """End the workers of the run with the actors that control them."""
-    import ray
-
-    for controller in attempt.controllers:
-        ray.kill(controller)
 
 
 def _close(attempt: _Attempt, announced: _AnnouncedRun | None, follower: Follower | None, status: str) -> None:

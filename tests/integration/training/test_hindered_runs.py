@@ -172,7 +172,10 @@ def test_a_name_has_one_owner(ray_cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_name_was_taken_stops_at_the_next_beat(ray_cluster, tmp_path, monkeypatch):
+def test_a_run_whose_name_was_taken_stops_at_the_next_beat_and_frees_its_cpus(ray_cluster, tmp_path, monkeypatch):
+    import ray
+
+    cpus = ray.available_resources()["CPU"]
     monkeypatch.setattr(owners, "BEAT_S", 0.2)
     monkeypatch.setattr(owners, "LOST_S", 0.0)
     run_config = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
@@ -199,6 +202,9 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(ray_cluster, tmp_path
     client = MlflowRun(run_config, record["mlflow_run_id"]).client
     assert client.get_run(record["mlflow_run_id"]).info.status == "RUNNING"  # it is the other owner's
     assert client.search_registered_models() == []
+    until(
+        lambda: ray.available_resources().get("CPU") == cpus, "the CPUs of its workers", details=ray.available_resources
+    )
 
 
 def alive(ray_cluster: LocalRay) -> list[Any]:

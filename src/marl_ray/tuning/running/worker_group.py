@@ -25,6 +25,7 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
 from marl_ray.policies.agreement import all_gather_values
+from marl_ray.ray_seams import end_controllers
 from marl_ray.stored_files.tail import Tail
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
@@ -51,7 +52,6 @@ JOINT_ERRORS = (DivergedError, UnreadableCheckpointError, UnwritableCheckpointEr
 
 def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> JsonObject:
     """Run the leg on a worker group of its own. Raises MarlRayError with the cause of a failure."""
-    import ray
     from ray.train import TrainingFailedError
 
     from marl_ray.training.driver import describe_cause
@@ -89,8 +89,7 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
             _follow_messages(writer, thread, lines)
         finally:
             if thread.is_alive():  # the workers end with their controller
-                for controller in controllers:
-                    ray.kill(controller)
+                end_controllers(controllers)
     _say_all(writer, lines)
     result = ended[0]
     if isinstance(result, TrainingFailedError):
