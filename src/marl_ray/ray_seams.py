@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory, and which it deletes with the job."""
@@ -223,7 +227,7 @@ def skip_cleanup_processes(trainer: Any) -> None:
     trainer._initialize_and_run_controller = run_without_processes
 
 
-def replace_interrupt_handler(trainer: Any, started: Callable[[object], object]) -> None:
+def replace_interrupt_handler(trainer: Any, started: "Callable[[ActorHandle[object]], object]") -> None:
     """Keep Ray Train from installing its handler of Ctrl-C, and hand its controller actor to `started` instead.
 
     Ray Train's own handler waits for its workers, exits with status 0, and does not say what is kept.
@@ -231,7 +235,7 @@ def replace_interrupt_handler(trainer: Any, started: Callable[[object], object])
     trainer._register_sigint_handler = started
 
 
-def end_controllers(controllers: Sequence[Any]) -> None:
+def end_controllers(controllers: "Sequence[ActorHandle[object]]") -> None:
     """End controller actors of Ray Train with their workers, and free what these have reserved.
 
     A controller that is killed leaves that to a process which asks Ray's API for the state of actors, and which gives up
@@ -240,7 +244,7 @@ def end_controllers(controllers: Sequence[Any]) -> None:
     """
     import ray
 
-    aborted = []
+    aborted: list[ObjectRef[object]] = []
     for controller in controllers:
         with suppress(Exception):  # Ray itself may be ending
             aborted.append(controller.abort.remote())
