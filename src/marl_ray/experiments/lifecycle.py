@@ -12,7 +12,7 @@ marked arm nothing, whatever the state. `ramp_steps` decides from evidence which
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -198,13 +198,19 @@ def shadows_of(plan: RampPlan, state: ExperimentState) -> tuple[str, ...]:
 
 
 def transition(
-    state: ExperimentState, action: Action, plan: RampPlan, now: float, arm: str | None = None
+    state: ExperimentState,
+    action: Action,
+    plan: RampPlan,
+    now: float,
+    arm: str | None = None,
+    twins: Collection[str] = (),
 ) -> ExperimentState:
     """Return the state after an action, which `ALLOWED_STATUSES` and the plan must permit.
 
-    `arm` names the treatment to promote (needed if there are several) or to roll back (all of them if None); `now` is in
-    seconds since 1970. The epoch is one higher, except that rolling back what is rolled back already changes nothing. Raises
-    MarlRayError if the action is forbidden.
+    `arm` names the treatment to promote (needed if there are several) or to roll back (all of them if None), and `twins`
+    the treatments of the same weights, which are rolled back with it; `now` is in seconds since 1970. The epoch is one
+    higher, except that rolling back what is rolled back already changes nothing. Raises MarlRayError if the action is
+    forbidden.
     """
     if state.status not in ALLOWED_STATUSES[action]:
         expected = " or ".join(sorted(ALLOWED_STATUSES[action]))
@@ -230,7 +236,7 @@ def transition(
         case Action.PROMOTE:
             return replace(next_state, status=ExperimentStatus.PROMOTED, winner=_choose_winner(state, plan, arm))
         case Action.ROLLBACK:
-            return _state_after_rollback(state, plan, (arm,) if arm else plan.treatments)
+            return _state_after_rollback(state, plan, (arm, *twins) if arm else plan.treatments)
 
 
 def state_under_weights(

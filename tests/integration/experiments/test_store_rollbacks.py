@@ -135,3 +135,37 @@ def test_a_bundle_rolled_back_elsewhere_gets_no_more_traffic_than_it_has(url):
         "allow_rolled_back",
         "resume",
     ]
+
+
+@pytest.mark.parametrize("strategy", ["ab", "shadow"])
+def test_an_arm_without_weight_is_not_promoted_if_its_bundle_was_rolled_back_elsewhere(url, strategy):
+    stores = open_stores(url)
+    stores.experiments.open("other", config(a=1, b=1))
+    stores.experiments.change("other", Action.ROLLBACK, epoch=None, actor="test", reason="harm", arm="b")
+    arms = config(a=1, c=1, b=0) if strategy == "ab" else config(a=1, b=0)
+    stores.experiments.open("exp", arms | {"strategy": strategy})
+    with pytest.raises(
+        MarlRayError, match=r"^experiment 'exp': arms\.b: the weights of bundle digest-b have been rolled"
+    ):
+        act(stores, Action.PROMOTE, arm="b")
+    assert stores.experiments.read("exp").state.status is ExperimentStatus.RUNNING
+    allowing = arms | {"strategy": strategy}
+    allowing["arms"]["b"]["allow_rolled_back"] = True
+    stores.experiments.open("exp", allowing)
+    assert act(stores, Action.PROMOTE, arm="b").state.winner == "b"
+
+
+def test_a_rollback_concerns_every_treatment_of_the_same_weights(url):
+    """It makes no difference if a second name of a bundle comes before the rollback or after it."""
+    stores = open_stores(url)
+    twins = config(a=1, b=1, c=1, d=1, e=1)
+    twins["arms"]["c"]["digest"] = "digest-b"
+    twins["arms"]["b"]["weights_sha256"] = twins["arms"]["d"]["weights_sha256"] = "w"
+    stores.experiments.open("exp", twins)
+    record = act(stores, Action.ROLLBACK, arm="b", epoch=None, reason="harm")
+    assert (record.epoch, record.state.rolled_back) == (2, {"b", "c", "d"})
+    assert record.weights == {"a": 4, "b": 0, "c": 0, "d": 0, "e": 1}
+    assert stores.experiments.assignment_state("exp").rolled_back == {"b", "c", "d"}
+    with pytest.raises(MarlRayError, match="'c' has been rolled back and cannot be promoted"):
+        act(stores, Action.PROMOTE, arm="c")
+    assert act(stores, Action.ROLLBACK, arm="e", epoch=None).state.status is ExperimentStatus.ROLLED_BACK

@@ -47,6 +47,7 @@ from marl_ray.experiments.store.rules import (
     check_endpoint,
     check_settings_kept,
     marked_arms,
+    twin_treatments,
 )
 from marl_ray.stored_files.folder_kinds import DIGEST_DIGITS
 
@@ -218,9 +219,9 @@ class ExperimentStore:
 
         `epoch` is the epoch that the action was decided on: if it is over, the method raises StaleEpochError and
         changes nothing. None means any epoch, for actions that only take traffic from treatments
-        (`lifecycle.RETREATS`). Rolling back again what is rolled back writes nothing. Raises MarlRayError if the
-        experiment is unknown, if the action is not possible now, or if it might give traffic to a bundle that another
-        experiment has rolled back.
+        (`lifecycle.RETREATS`). A rollback concerns all treatments of the arm's weights. Rolling back again what is rolled
+        back writes nothing. Raises MarlRayError if the experiment is unknown, if the action is not possible now, or if it
+        might give traffic to a bundle that another experiment has rolled back.
         """
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
@@ -230,13 +231,14 @@ class ExperimentStore:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
             if epoch is not None and epoch != stored.epoch:
                 raise StaleEpochError("epoch", f"{action} was decided on epoch {epoch}, {name!r} is at {stored.epoch}")
-            if action not in RETREATS:
-                allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
-            state = transition(stored.state, action, stored.plan, now, arm)
+            twins = twin_treatments(connection, stored, arm) if action is Action.ROLLBACK else ()
+            state = transition(stored.state, action, stored.plan, now, arm, twins)
             if state == stored.state:
                 return stored
             record = ExperimentRecord(name, stored.config, stored.created, state, stored.plan)
+            if action not in RETREATS:
+                allowed_arms(connection, name, stored.config, stored.config["arms"], record.weights)
             marked = state.rolled_back - stored.state.rolled_back
             if marked:
                 arms = schema.arms.c

@@ -1,5 +1,6 @@
 """Checks of an opened or changed experiment against the database's other rows."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -82,13 +83,18 @@ def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
 
 
 def allowed_arms(
-    connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]
+    connection: sa.Connection,
+    name: str,
+    config: dict[str, Any],
+    before: dict[str, Any],
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """Return the arms whose weights another experiment has rolled back: arm -> that experiment.
 
-    The arms serve these weights with the config's permission: the arms have weight, and their bundle, or the same
-    weights in another bundle, were rolled back elsewhere. Arms that `before` (the arms of the earlier config) already
-    permitted are left out. Raises RolledBackElsewhereError for such an arm without `allow_rolled_back`.
+    The arms serve these weights with the config's permission: the arms have weight in the config, or in the `weights` that
+    an action gives them, and their bundle, or the same weights in another bundle, were rolled back elsewhere. Arms that
+    `before` (the arms of the earlier config) already permitted are left out. Raises RolledBackElsewhereError for such an
+    arm without `allow_rolled_back`.
     """
     own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
     same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)
@@ -104,7 +110,8 @@ def allowed_arms(
         part, earlier = config["arms"].get(row.arm), before.get(row.arm, {})
         same_bundle = earlier.get("digest") == row.digest
         # An experiment that runs needs its control, wherever that may have failed as a treatment.
-        if part is None or not part["weight"] > 0 or (same_bundle and row.arm == plan_of(config).control):
+        serves = part is not None and (part["weight"] > 0 or (weights or {}).get(row.arm, 0.0) > 0)
+        if not serves or (same_bundle and row.arm == plan_of(config).control):
             continue
         if not part.get("allow_rolled_back", False):
             raise RolledBackElsewhereError(
@@ -115,6 +122,16 @@ def allowed_arms(
         if not (same_bundle and earlier.get("allow_rolled_back", False)):
             allowed[row.arm] = row.other_experiment
     return allowed
+
+
+def twin_treatments(connection: sa.Connection, record: ExperimentRecord, arm: str | None) -> frozenset[str]:
+    """Return the other treatments of the experiment whose bundle or weights are those of the arm; none without an arm."""
+    arms, same_arms = schema.arms.alias().c, schema.arms.alias().c
+    same = sa.or_(same_arms.digest == arms.digest, same_arms.weights_sha256 == arms.weights_sha256)
+    twins = sa.select(same_arms.arm).where(
+        arms.experiment == record.name, arms.arm == arm, same_arms.experiment == record.name, same_arms.arm != arm, same
+    )
+    return frozenset(connection.execute(twins).scalars()) & frozenset(record.plan.treatments)
 
 
 def barred_reason(connection: sa.Connection, record: ExperimentRecord) -> str | None:
