@@ -53,8 +53,9 @@ class Tool:
     def call(self, arguments: Mapping[str, object], deadline: float) -> str:
         """Return the result as text. `deadline` is a time of `time.monotonic`.
 
-        Raises ToolArgumentsError, ToolTimeoutError, or what the function raises. A function that passes the deadline
-        continues in its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
+        Raises ToolArgumentsError, ToolTimeoutError, or what the function raises; RuntimeError for an exit. A function that
+        passes the deadline continues in its thread, because Python cannot end it; with 64 such calls of a tool, further
+        calls time out at once.
         """
         try:
             accepted = dict(self.arguments.validate_python(dict(arguments)))
@@ -63,7 +64,10 @@ class Tool:
         if self.wants_deadline:
             accepted["deadline"] = deadline
         if self.bounded:
-            return str(self.function(**accepted))
+            try:
+                return str(self.function(**accepted))
+            except SystemExit as error:  # as of a parser of command lines; an agent's text must not end the run
+                raise RuntimeError(type(error).__name__) from error
         if not self._room.acquire(timeout=0):
             raise ToolTimeoutError
         results: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()

@@ -372,3 +372,13 @@ def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monk
     result = make_call(parse_call("Action: give_up\nInput: {}"), tools, 60.0)
     assert (result.observation, result.ends, Surrender.prepared) == ("No.", True, 1)
     assert write_signature(tools["give_up"]) == "give_up {}"
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_tool_that_exits_ends_no_run(bounded):
+    def leave(a: int) -> str:
+        """Leave, as a parser of command lines does."""
+        raise SystemExit(a)
+
+    with pytest.raises(RuntimeError, match=r"^SystemExit$"):
+        tool_of(leave, bounded=bounded).call({"a": 2}, time.monotonic() + 60)

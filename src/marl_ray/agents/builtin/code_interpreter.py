@@ -1,10 +1,13 @@
 """The tool `code_interpreter`: programs of agents in the sandbox."""
 
+import time
+
+from marl_ray.agents.errors import ToolTimeoutError
 from marl_ray.agents.tools import truncate_middle
 from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
-from marl_ray.sandbox.limits import check_memory
+from marl_ray.sandbox.limits import WALL_FACTOR, check_memory
 
 
 class CodeInterpreter:
@@ -16,7 +19,8 @@ class CodeInterpreter:
     def __init__(self, timeout_s: float = 3.0, memory_bytes: int = 1 << 28, output_characters: int = 1000):
         """Raise ValueError naming the limit that is out of its range.
 
-        timeout_s: CPU seconds of a program, 3; less than a day.
+        timeout_s: CPU seconds of a program, 3; less than a day. On the clock it has four times as many, and no more than are
+            left to the call.
         memory_bytes: memory of a program, 256 MiB; from 64 MiB to 256 TiB.
         output_characters: characters of its output that an agent reads, 1000; at least 1.
         """
@@ -30,14 +34,25 @@ class CodeInterpreter:
         """Start the sandbox, or raise MarlRayError where this machine cannot."""
         shared_pool()
 
-    def __call__(self, code: str) -> str:
-        """Return the output and error of the program. Each program runs by itself and keeps nothing."""
-        result = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
+    def __call__(self, code: str, deadline: float) -> str:
+        """Return the output and error of the program. Each program runs by itself and keeps nothing.
+
+        `deadline` is a time of `time.monotonic`. Raises ToolTimeoutError if the program is not over then.
+        """
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise ToolTimeoutError
+        wall_s = min(WALL_FACTOR * self.timeout_s, left_s)
+        limits = Limits(cpu_s=self.timeout_s, wall_s=wall_s, memory_bytes=self.memory_bytes)
+        result = shared_pool().run(code, limits=limits)
         printed = truncate_middle(
             (result.stdout + result.stderr).decode("utf-8", "replace").strip(), self.output_characters
         )
         if result.status is Status.TIMEOUT:
-            return f"{printed}\nTimed out after {self.timeout_s:g} s.".strip()
+            waited = result.wall_s >= wall_s
+            if waited and wall_s == left_s:
+                raise ToolTimeoutError
+            return f"{printed}\nTimed out after {wall_s if waited else self.timeout_s:g} s.".strip()
         if result.status not in (Status.OK, Status.EXIT):
             return f"{printed}\nEnded by the limits of the sandbox: {result.status}.".strip()
         return printed or "(no output)"
