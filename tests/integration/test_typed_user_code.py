@@ -38,8 +38,8 @@ if __name__ == "__main__":
     except marl_ray.MarlRayError as error:
         print(error)
 """
-STRICT = ("--strict", "--ignore-missing-imports", "--allow-subclassing-any")
-"""PettingZoo has no types, so an environment's base class is Any."""
+STRICT = ("--strict", "--ignore-missing-imports")
+"""PettingZoo has no types."""
 
 
 @pytest.mark.slow
