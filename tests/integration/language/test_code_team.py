@@ -305,7 +305,7 @@ def test_copies_share_one_sandbox_from_many_threads():
         ({"prompt": "{code}"}, "prompt: '{code}' cannot be filled"),
         ({"review_prompt": "{review}"}, "review_prompt: '{review}' cannot be filled"),
         ({"shaping": -1}, "shaping=-1, expected a finite number, 0 or more"),
-        ({"turns": float("nan")}, "turns=nan, expected 1 or more"),
+        ({"turns": float("nan")}, "turns=nan, expected a whole number"),
         ({"timeout_s": 0}, "timeout_s=0, expected seconds, more than 0 and less than a day (86,400)"),
         ({"memory_bytes": 1 << 70}, "expected a whole number of bytes, at least 64 MiB (67,108,864) and at most"),
         ({"cost": ["money"]}, "cost: 'money', expected some of"),
