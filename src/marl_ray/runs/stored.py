@@ -223,7 +223,8 @@ def storage_hint(storage: str) -> str:
         return ""
     records: list[tuple[float, str]] = []
     for depth in ("*/*", "*/*/*"):
-        for path in glob.iglob(f"{glob.escape(storage)}/{depth}/{RUN_FILE}"):  # passes over folders that vanish
+        pattern = f"{glob.escape(str(Path(storage)))}/{depth}/{RUN_FILE}"
+        for path in glob.iglob(pattern, include_hidden=True):  # passes over folders that vanish
             with contextlib.suppress(OSError):
                 records.append((os.stat(path).st_mtime, path))
     return f"; there are some in {Path(max(records)[1]).parent.parent}: name that storage" if records else ""

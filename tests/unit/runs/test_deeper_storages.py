@@ -18,7 +18,7 @@ from marl_ray.training.run_folder.record import record_of, write_record
 
 
 def test_runs_that_lie_deeper_are_told_of_where_there_are_none(tmp_path, capsys):
-    place = tmp_path / "try" / "20261126-120000"
+    place = tmp_path / ".try" / "20261126-120000"
     run_config = config("name=try", f"storage={place}")
     write_record(run_config, record_of(run_config))
     list_runs(str(tmp_path))
