@@ -121,7 +121,7 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
     """Return the validated config of plain data with overrides on top. Raises MarlRayError with the first mistake."""
     if not isinstance(data, Mapping):
         raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type_name(data)}")
-    merged = _plain_data(with_overrides(_plain_data(data, source), overrides), source)
+    merged = with_overrides(_plain_data(data, source), overrides)
     try:
         config = model.model_validate(merged)
     except ValidationError as error:
@@ -135,13 +135,12 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
     return config
 
 
-def _plain_data(data: object, source: str) -> JsonObject:
+def _plain_data(data: object, source: str) -> JsonValue:
     """Return the data as JSON has it, in which a date is a text. Raises MarlRayError if JSON has nothing like it."""
     try:
-        plain: JsonObject = json.loads(json.dumps(data, default=str))
+        return json.loads(json.dumps(data, default=str))
     except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text
         raise MarlRayError(f"{source}: not plain data: {one_line(error)}") from error
-    return plain
 
 
 def _infinite_number(value: JsonValue) -> float | None:
@@ -200,7 +199,7 @@ def _apply_override(data: JsonObject, override: str) -> None:
                 f"override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys"
             )
         node = child
-    node[last] = _parse_yaml(text, f"override {override!r}")
+    node[last] = _plain_data(_parse_yaml(text, f"override {override!r}"), f"override {override!r}")
 
 
 def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str) -> str:
