@@ -1,13 +1,14 @@
 """The tool `code_interpreter`: programs of agents in the sandbox."""
 
 import time
+from dataclasses import replace
 
 from marl_ray.agents.errors import ToolTimeoutError
 from marl_ray.agents.tools import truncate_middle
 from marl_ray.deadlines.seconds import check_seconds
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
-from marl_ray.sandbox.limits import WALL_FACTOR, check_memory
+from marl_ray.sandbox.limits import check_memory
 
 
 class CodeInterpreter:
@@ -42,9 +43,9 @@ class CodeInterpreter:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise ToolTimeoutError
-        wall_s = min(WALL_FACTOR * self.timeout_s, left_s)
-        limits = Limits(cpu_s=self.timeout_s, wall_s=wall_s, memory_bytes=self.memory_bytes)
-        result = shared_pool().run(code, limits=limits)
+        limits = Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes)
+        wall_s = min(limits.max_wall_s, left_s)
+        result = shared_pool().run(code, limits=replace(limits, wall_s=wall_s))
         printed = truncate_middle(
             (result.stdout + result.stderr).decode("utf-8", "replace").strip(), self.output_characters
         )

@@ -96,8 +96,8 @@ def allowed_arms(
     `before` (the arms of the earlier config) already permitted are left out. Raises RolledBackElsewhereError for such an
     arm without `allow_rolled_back`.
     """
-    own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
-    same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)
+    own_alias, other_alias = schema.arms.alias(), schema.arms.alias()
+    own_arms, other_arms, same = own_alias.c, other_alias.c, _have_same_weights(own_alias, other_alias)
     marked = sa.and_(same, other_arms.experiment != name, other_arms.rolled_back_at.is_not(None))
     query = sa.select(
         own_arms.arm, own_arms.digest, sa.func.min(other_arms.experiment).label("other_experiment")
@@ -126,12 +126,15 @@ def allowed_arms(
 
 def twin_treatments(connection: sa.Connection, record: ExperimentRecord, arm: str | None) -> frozenset[str]:
     """Return the other treatments of the experiment whose bundle or weights are those of the arm; none without an arm."""
-    arms, same_arms = schema.arms.alias().c, schema.arms.alias().c
-    same = sa.or_(same_arms.digest == arms.digest, same_arms.weights_sha256 == arms.weights_sha256)
-    twins = sa.select(same_arms.arm).where(
-        arms.experiment == record.name, arms.arm == arm, same_arms.experiment == record.name, same_arms.arm != arm, same
-    )
-    return frozenset(connection.execute(twins).scalars()) & frozenset(record.plan.treatments)
+    arms, twins = schema.arms.alias(), schema.arms.alias()
+    same = sa.and_(arms.c.experiment == twins.c.experiment, _have_same_weights(arms, twins), twins.c.arm != arm)
+    query = sa.select(twins.c.arm).where(arms.c.experiment == record.name, arms.c.arm == arm, same)
+    return frozenset(connection.execute(query).scalars()) & frozenset(record.plan.treatments)
+
+
+def _have_same_weights(arms: sa.FromClause, others: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that rows of two aliases of the table of arms are of one bundle, or of the same weights."""
+    return sa.or_(arms.c.digest == others.c.digest, arms.c.weights_sha256 == others.c.weights_sha256)
 
 
 def barred_reason(connection: sa.Connection, record: ExperimentRecord) -> str | None:
