@@ -64,7 +64,7 @@ def test_the_installed_program_is_this_command_line():
 
 
 def test_a_dry_run_prints_the_resolved_config_and_starts_nothing():
-    done = marl_ray("train", CONFIG, "hyper.lr=3e-4", "--dry-run")
+    done = marl_ray("train", CONFIG, "name=untrained", "hyper.lr=3e-4", "--dry-run")
     config = yaml.safe_load(done.stdout)
     policy = config["team"]["shared"]
     assert policy["hyper"]["lr"] == 3e-4

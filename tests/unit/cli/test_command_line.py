@@ -134,7 +134,7 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments, expected):
         (("train", RUN, "hyper.lr=fast"), "hyper.lr: expected a number, got 'fast'"),
         (("train", RUN, "train.total_steps=1.5"), "train.total_steps: expected a whole number, got 1.5"),
         (
-            ("train", RUN, "env={id: toys.envs:countdown}", "resume_from=models:/x/1"),
+            ("train", RUN, "name=untrained", "env={id: toys.envs:countdown}", "resume_from=models:/x/1"),
             "'models:/x/1' is a bundle, which has no optimiser; expected a run's",
         ),
     ],
@@ -192,7 +192,8 @@ def test_documents_have_their_forms(tmp_path):
     assert set(keys) == keys_of("config reference") and {"key", "type", "default", "description"} == set(keys["run"][0])
     assert document("config", "schema", "sweep")["title"] == "SweepConfig"
     assert [task["task_id"] for task in document("tasks", "arithmetic", "--count", "2")] == ["6-6=", "76-70="]
-    dry_run = document("train", RUN, "env={id: toys.envs:countdown}", "--dry-run")  # the gridworld would be compiled
+    # The gridworld would be compiled, and the checkout may hold a run of the config's own name.
+    dry_run = document("train", RUN, "name=untrained", "env={id: toys.envs:countdown}", "--dry-run")
     assert dry_run["team"]["shared"]["algorithm"] == "mappo"
     checked = document("lint", SERVE)
     assert set(checked) == keys_of("lint") == keys_of("cluster lint") and checked["passed"]
